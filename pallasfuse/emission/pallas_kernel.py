@@ -7,7 +7,6 @@ zero and never written.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,10 +21,10 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.padded_rows import padded_rows, row_of
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
 from pallasfuse.ir.unrolling import as_threads_run_it
+from pallasfuse.resources.padded_rows import padded_rows, row_of
 
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
@@ -41,11 +40,11 @@ class _PallasMachine:
 
     def __init__(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], lookups: Sequence[Lookup] = (), *,
-        padded: Mapping[str, int] = MappingProxyType({}), interpreted: bool = False,
+        padded: Mapping[str, int], interpreted: bool = False,
     ) -> None:  # fmt: skip
         """inputs: also the tables and the sources of lookups, by `_table` and `_source` of the name of what is looked up.
 
-        padded: the lengths of the rows of inputs that are longer than they were given (`ir.padded_rows`).
+        padded: the lengths of the rows of inputs that are longer than they were given (`resources.padded_rows`).
         """
         self.inputs, self.outputs, self.interpreted, self.padded = inputs, outputs, interpreted, padded
         self.lookups = {x.result.name: x for x in lookups}

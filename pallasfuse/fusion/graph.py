@@ -1,50 +1,15 @@
 """Who reads whom in a loop program, and what is known of its values: the questions that grouping asks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import compress
 
 from pallasfuse.fusion.inline import Known, inline_maps
 from pallasfuse.fusion.widening import compared
+from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
-
-
-class Ancestors(Mapping[str, frozenset[str]]):
-    """What every nest of a program depends on, by its name: as bits of integers, of which a set is made when it is asked for."""
-
-    def __init__(self, program: LoopProgram) -> None:
-        self._names = [d.name for d in program.definitions()]
-        self._bit = {name: 1 << n for n, name in enumerate(self._names)}
-        self._above: dict[str, int] = {}
-        for node in program.nests:
-            bits = 0
-            for operand in node.reads:
-                bits |= self._bit[operand] | self._above.get(operand, 0)
-            self._above[node.name] = bits
-        self._sets: dict[str, frozenset[str]] = {}
-
-    def __getitem__(self, name: str) -> frozenset[str]:
-        found = self._sets.get(name)
-        if found is None:
-            set_bits = (digit == "1" for digit in reversed(f"{self._above[name]:b}"))
-            found = self._sets[name] = frozenset(compress(self._names, set_bits))
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._above)
-
-    def __len__(self) -> int:
-        return len(self._above)
-
-    def depend(self, on: Iterable[str]) -> Callable[[str], bool]:
-        """Returns the function that says whether a nest depends on one of these."""
-        wanted = 0
-        for name in on:
-            wanted |= self._bit.get(name, 0)
-        return lambda name: self._above.get(name, 0) & wanted != 0
 
 
 class Graph:
@@ -56,9 +21,9 @@ class Graph:
         self.order = {n.name: i for i, n in enumerate(program.nests)}
         self.reads: dict[str, frozenset[str]] = {n.name: n.reads for n in program.nests}
         self.consumers: dict[str, list[str]] = {d.name: [] for d in program.definitions()}
-        self.ancestors = Ancestors(program)
-        """What each nest depends on, by its name."""
+        self.ancestors = Ancestors()
         for node in program.nests:
+            self.ancestors.add(node.name, node.reads)
             for operand in node.reads:
                 self.consumers[operand].append(node.name)
         self.outputs = frozenset(program.outputs)

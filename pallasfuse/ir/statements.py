@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, const, postorder
+from pallasfuse.ir.expr import Apply, Expr, Read, const, postorder
 from pallasfuse.ir.reducers import Reducer
 
 ZERO = const(0, "int32")
@@ -267,6 +267,20 @@ def tile_name(statement: Statement) -> str | None:
 def sets(body: Iterable[Statement]) -> tuple[str, ...]:
     """The names of the buffers that statements write, inside loops too."""
     return tuple(dict.fromkeys(s.buffer for s in every(body) if isinstance(s, Set)))
+
+
+def operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
+    """Names the loads that matrix products read as they are: those a compiler copies to shared memory ahead of time."""
+    roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
+    return frozenset(n.tensor for r in roots for n in through_casts(r))
+
+
+def through_casts(root: Expr) -> Iterator[Read]:
+    """Yields the read of which an expression is a conversion, if it is one."""
+    while isinstance(root, Apply) and root.op == "convert":
+        root = root.args[0]
+    if isinstance(root, Read):
+        yield root
 
 
 def sources_of[S: Contract | Reduce](body: Sequence[Statement], made: type[S]) -> frozenset[str]:

@@ -1,13 +1,14 @@
 """The matrix products of a block of a tile program: their sizes, and how their operands lie in memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder
-from pallasfuse.ir.tile_program import Contract, Statement
+from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.statements import through_casts
+from pallasfuse.ir.tile_program import Contract
 
 _ROW_BYTES = 16
 
@@ -59,20 +60,6 @@ class Product:
     def flops(self) -> float:
         """The multiplications and additions for each block."""
         return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
-
-
-def operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
-    """Names the loads that matrix products read as they are: those a compiler copies to shared memory ahead of time."""
-    roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
-    return frozenset(n.tensor for r in roots for n in through_casts(r))
-
-
-def through_casts(root: Expr) -> Iterator[Read]:
-    """Yields the read of which an expression is a conversion, if it is one."""
-    while isinstance(root, Apply) and root.op == "convert":
-        root = root.args[0]
-    if isinstance(root, Read):
-        yield root
 
 
 def is_precise(precision: str | None) -> bool:

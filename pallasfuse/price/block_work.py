@@ -10,8 +10,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows
-from pallasfuse.ir.statements import sources_of
+from pallasfuse.ir.statements import operands_of_products, sources_of, through_casts
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -30,11 +29,13 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.price.block_accesses import Access, access, looked_up
-from pallasfuse.price.block_products import Loaded, Product, operands_of_products, product_of, through_casts
+from pallasfuse.price.block_products import Loaded, Product, product_of
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
+from pallasfuse.resources.padded_rows import padded_rows
 from pallasfuse.resources.thread_layouts import VECTOR_BYTES, exchange, run_of, vector_of
+from pallasfuse.resources.triton_view import LEAST_COPY_BITS
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -374,7 +375,7 @@ class _Walk:
 
     def is_copied(self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> bool:
         """May a trip begin the load of a later one? Triton copies no less than a word ahead; the rest goes through registers."""
-        return not self.spreads or self.together(tensor, indices, tiles, dtype) >= LEAST_COPY_BYTES
+        return not self.spreads or 8 * self.together(tensor, indices, tiles, dtype) >= LEAST_COPY_BITS
 
     def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what is copied out of a buffer or into it; all of it is a value like any other."""

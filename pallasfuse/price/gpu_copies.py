@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.padded_rows import padded_rows, row_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 from pallasfuse.ir.unrolling import as_threads_run_it
+from pallasfuse.resources.padded_rows import padded_rows, row_of
 
 _COPY_ROWS = 8
 """The rows of a small tile in which the copy engine moves matrices."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, applied_in, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
@@ -25,7 +26,7 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 from pallasfuse.price.xla_fused_products import computed_before, ended_products, reading_in_place
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
-from pallasfuse.price.xla_loops import Ancestors, Fusions, ended_inside, with_short_reductions
+from pallasfuse.price.xla_loops import Fusions, ended_inside, with_short_reductions
 from pallasfuse.price.xla_orders import written_as_wanted
 from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
 from pallasfuse.price.xla_reads import Moves, moves_of
@@ -222,9 +223,8 @@ def _library_product(
 ) -> LibraryProduct:  # fmt: skip
     """The call of a library, as of `library_product`: the same object each time.
 
-    A product of one program on one platform differs by its operands, by the names of those that are stored and of those that are
-    written as it wants them, and by what is computed inside of it, and by nothing else.
-    """
+    A product of one program on one platform differs by its operands, by the names of those that are stored or written as it wants
+    them, and by what is computed inside of it."""
     names = tuple(stored.get(without_casts(o)) for o in operands)
     key = node.name, operands, names, inside, as_wanted & node.reads
     found = known.products.get(key)

@@ -4,9 +4,10 @@ Reductions of the same values share a kernel, with maps of these values and of w
 a thread computes short reductions for itself.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, replace
 
+from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.loop_program import Nest
@@ -17,32 +18,6 @@ from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_products import places
 from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.price.xla_vectors import is_large
-
-
-class Ancestors:
-    """The tensors in memory that each tensor depends on: as bits of integers, since they are united for every nest."""
-
-    def __init__(self) -> None:
-        self._bits: dict[str, int] = {}
-        self._above: dict[str, int] = {}
-
-    def bit(self, tensor: str) -> int:
-        """The bit that stands for a tensor."""
-        found = self._bits.get(tensor)
-        if found is None:
-            found = self._bits[tensor] = 1 << len(self._bits)
-        return found
-
-    def of(self, tensor: str) -> int:
-        """The bits of what a tensor depends on; of an input, none."""
-        return self._above.get(tensor, 0)
-
-    def add(self, tensor: str, read: Iterable[str]) -> None:
-        """Note what a tensor reads, and with it all that this depends on."""
-        found = self._above.get(tensor, 0)
-        for name in read:
-            found |= self.bit(name) | self._above.get(name, 0)
-        self._above[tensor] = found
 
 
 @dataclass(slots=True)

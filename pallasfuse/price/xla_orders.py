@@ -89,7 +89,7 @@ def _orders(product: Nest) -> Iterator[list[Axis]]:
 def _found_lookups(program: LoopProgram) -> frozenset[str]:
     """Returns the tensors that are looked up: XLA writes them in any order, as what reads them wants it.
 
-    (Eleven functions, compiled for an H100.)
+    (Keys and values in pages, compiled for an H100.)
     """
     return frozenset(n.name for n in program.nests if isinstance(n, External) and n.lookup is not None)
 

@@ -49,7 +49,7 @@ def run_of(indices: Sequence[Axis], tile: Callable[[Axis], int], *, is_padded: b
     """The elements of a tile that are known to lie together in memory, at a multiple of their number.
 
     Rows begin where the rows before them end, and a mask hides what is past the end. is_padded: they are longer, so that each
-    begins where a thread may load as much as it can at once (`ir.padded_rows`).
+    begins where a thread may load as much as it can at once (`resources.padded_rows`).
     """
     long = [a for a in indices if a.extent > 1]
     if not long:

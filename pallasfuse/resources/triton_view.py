@@ -9,7 +9,6 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.own_axes import with_own_axes
-from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows, row_of
 from pallasfuse.ir.tile_program import (
     Contract,
     Load,
@@ -22,6 +21,7 @@ from pallasfuse.ir.tile_program import (
     expressions,
     tile_name,
 )
+from pallasfuse.resources.padded_rows import padded_rows, row_of
 from pallasfuse.targets import Target
 
 WARPGROUP_WARPS = 4
@@ -31,6 +31,8 @@ WARP_ROWS = 16
 """Rows of a product that belong to one warp."""
 COPY_BYTES = 16
 """The most that a thread loads, stores or copies at once."""
+LEAST_COPY_BITS = 32
+"""An asynchronous copy moves at least so many neighbouring bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,8 +195,8 @@ class View:
         return frozenset(found)
 
     def _can_be_copied(self, line: Line, load: Load) -> bool:
-        together = dtypes.itemsize_bytes(load.dtype) * self.run(line, load.indices)
-        return together >= LEAST_COPY_BYTES and self.elements(load.indices) > 1
+        bits = 8 * dtypes.itemsize_bytes(load.dtype) * self.run(line, load.indices)
+        return bits >= LEAST_COPY_BITS and self.elements(load.indices) > 1
 
 
 def _read(statement: Statement) -> frozenset[str]:

@@ -115,7 +115,7 @@ def planned(kind, device):
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "beside"])
 def test_planned_kernels_take_what_is_foretold(kind):
-    """All but one of a kind: 221 of the 224 that were measured are within 0.6 and 1.6."""
+    """All but one of a kind: 223 of the 226 that were measured are within 0.6 and 1.6."""
     assert sum(not 0.6 <= ratio <= 1.6 for ratio in planned(kind, H100).values()) <= 1
 
 
@@ -128,5 +128,5 @@ def test_planned_kernels_take_what_is_foretold_on_an_h200(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_a_kernel_in_several_schedules(kind):
-    found = [list(ways_of(c, 2)) for c in list(KINDS[kind]())[::3]]
+    found = [list(ways_of(c, 2)) for c in KINDS[kind]()]
     assert sum(len(ways) == 2 for ways in found) > len(found) / 2

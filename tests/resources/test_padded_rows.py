@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pallasfuse.emission import pallas_kernel
-from pallasfuse.ir.padded_rows import padded_rows
 from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
+from pallasfuse.resources.padded_rows import padded_rows
 from pallasfuse.targets import TRITON
 
 HEADS, ROWS, FEATURES = 2, 48, 16
