@@ -15,6 +15,7 @@ Kinds of programs, of one kernel each:
 - `few`: products of one to sixteen rows with a matrix, and what comes before or after.
 - `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
 - `scores`: the same with masks and biases that are arrays.
+- `clusters`: long rows whose parts the blocks of a cluster keep, in clusters and tiles of several sizes.
 
 A kernel runs in the schedule that is planned for it, and in others that seemed promising, so that those are told from another that
 the price takes for better. Times are microseconds of the kernel alone.
@@ -28,7 +29,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,6 +49,8 @@ class Case:
     label: str
     function: Callable[..., Any]
     structs: tuple[jax.ShapeDtypeStruct, ...]
+    schedules: tuple[tuple[str, int, int], ...] = ()
+    """Schedules that are asked for, in place of what is planned: a target, the parts of the rolled axis, and its tile."""
 
 
 def _case(kind: str, words: str, function: Callable[..., Any], *shapes: Sequence[int], dtype: str = "float32") -> Case:
@@ -272,9 +275,42 @@ def attention() -> Iterator[Case]:
         yield _case("attention", "decode", lambda q, k, v: attend(q, k, v, False), one, cache, cache, dtype="bfloat16")
 
 
+def clusters() -> Iterator[Case]:
+    """Yields long rows whose parts the blocks of a cluster keep, by the size of a cluster and of a tile."""
+
+    def normalised(x: Any, w: Any) -> Any:
+        y = x.astype(jnp.float32)
+        mean, variance = y.mean(-1, keepdims=True), y.var(-1, keepdims=True)
+        return ((y - mean) * jax.lax.rsqrt(variance + 1e-5) * w).astype(x.dtype)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "below the largest": lambda x: x - x.max(-1, keepdims=True),
+        "softmax": lambda x: jax.nn.softmax(x, axis=-1),
+        "log-softmax": lambda x: jax.nn.log_softmax(x, axis=-1),
+        "log-sum": lambda x: jax.nn.logsumexp(x, axis=-1),
+        "norm": normalised,
+    }
+    most_shared = 200 << 10
+    for (words, function), (m, n), dtype in itertools.product(
+        functions.items(), ((4096, 128256), (16384, 8192), (2048, 50304), (8, 128256)), ("bfloat16", "float32")
+    ):
+        if dtype == "float32" and words not in ("softmax", "norm"):
+            continue
+        item = jnp.dtype(dtype).itemsize
+        asked = [
+            ("mosaic_cluster", parts, tile)
+            for parts, tile in itertools.product((2, 4, 8), (2048, 4096, 8192))
+            if parts * tile <= n + tile and item * -(-n // (parts * tile)) * tile <= most_shared
+            and -(-n // (parts * tile)) <= 32
+        ]  # fmt: skip
+        shapes = [(m, n), (n,)] if words == "norm" else [(m, n)]
+        case = _case("clusters", words, function, *shapes, dtype=dtype)
+        yield replace(case, schedules=tuple(asked))
+
+
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "groups": groups, "stored": stored,
-    "few": few, "attention": attention, "scores": scores, "beside": beside,
+    "few": few, "attention": attention, "scores": scores, "beside": beside, "clusters": clusters,
 }  # fmt: skip
 
 
@@ -290,23 +326,32 @@ class Way:
 
 
 def ways_of(case: Case, most: int) -> Iterator[Way]:
-    """Yields the largest kernel that a program becomes, in the schedule that is planned and in others, not compiled yet."""
+    """Yields the largest kernel that a program becomes, not compiled yet: as planned and in others, or as the case asks."""
     options = pf.FuseOptions(check=False, price=False)
+    if case.schedules:
+        for target, parts, tile in case.schedules[:most]:
+            asked = replace(options, target=target, parts=parts, tiles=(("j", tile),))
+            plan = pf.fuse(case.function, options=asked).explain(*case.structs)
+            yield from (_way(case, plan, k) for k in plan.kernels if k.target.name == target)
+        return
     plan = pf.fuse(case.function, options=options).trace(*case.structs).fuse("mosaic_gpu").tile().plan
     if not plan.kernels:
         return
     kernel = max(plan.kernels, key=lambda k: k.price.us)
-    names = list(dict.fromkeys(kernel.reads))
+    for placed in itertools.islice(_of_every_target(ways(plan, kernel)), most):
+        yield _way(case, plan, kernel_of(kernel.group, placed, kernel.replaced))
+
+
+def _way(case: Case, plan: Any, made: Any) -> Way:
+    names = list(dict.fromkeys(made.reads))
     structs = tuple(
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (plan.converted.variable[n] for n in names)
     )
-    for placed in itertools.islice(_of_every_target(ways(plan, kernel)), most):
-        made = kernel_of(kernel.group, placed, kernel.replaced)
 
-        def alone(*arrays: Any, phases: Any = made.phases) -> Any:
-            return run_phases(phases, dict(zip(names, arrays, strict=True)))
+    def alone(*arrays: Any) -> Any:
+        return run_phases(made.phases, dict(zip(names, arrays, strict=True)))
 
-        yield Way(case.label, f"{made.target.name} {made.schedule}", made.price, alone, structs)
+    return Way(case.label, f"{made.target.name} {made.schedule}", made.price, alone, structs)
 
 
 def _of_every_target(placed: Iterable[Any]) -> Iterator[Any]:

@@ -420,67 +420,6 @@ def in_bounds() -> Any:
     return OOBFillMode.PROMISE_IN_BOUNDS
 
 
-def _mosaic_gpu() -> Any:
-    """Returns Pallas' module of kernels for Mosaic GPU."""
-    from jax.experimental.pallas import mosaic_gpu
-
-    return mosaic_gpu
-
-
-def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequence[Any], blocks: int) -> None:
-    """`board[place + at] = value` for each place and its value, in the shared memory of all blocks of a one-dimensional cluster.
-
-    In a kernel of Mosaic GPU, by a warpgroup for which all these are uniform. Seen by a block after it has met the others.
-    """
-    from jax._src.lib.mlir import dialects
-    from jax.experimental.mosaic import gpu as mosaic
-    from jaxlib.mlir import ir
-
-    plgpu: Any = _mosaic_gpu()
-    _ir: Any = ir
-    _arith: Any = dialects.arith
-    _llvm: Any = dialects.llvm
-    splat = plgpu.Layout.WG_SPLAT(())
-    utils: Any = mosaic.utils
-
-    def store(_: Any, board: Any, at: Any, values: Any) -> None:
-        i32, index = _ir.IntegerType.get_signless(32), _ir.IndexType.get()
-        number = at.registers.item()
-        number = number if number.type == index else _arith.index_cast(index, number)
-        # each of the first threads writes to a block of its own
-        peer = _arith.remui(utils.thread_idx(), _arith.constant(i32, 128))
-        with mosaic.when(_arith.cmpi(_arith.CmpIPredicate.ult, peer, _arith.constant(i32, blocks))):
-            for place, value in zip(places, values, strict=True):
-                here = utils.memref_slice(board, _arith.addi(number, _arith.constant(index, place)))
-                there = utils.get_cluster_ptr(utils.memref_ptr(here), peer, generic=False)
-                _llvm.store(value.registers.item(), there)
-
-    types = (plgpu.RefType(), splat, [splat] * len(values))
-    plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
-
-
-def meet_cluster() -> None:
-    """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
-    from jax._src.lib.mlir.dialects import nvvm
-
-    def meet(_: Any) -> None:
-        nvvm.cluster_arrive()  # not `aligned`: threads of a warp may have come here on different ways
-        nvvm.cluster_wait()
-
-    _mosaic_gpu().inline_mgpu()(meet)()
-
-
-def approximately(operation: str, value: Any, layout: Any) -> Any:
-    """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
-    plgpu = _mosaic_gpu()
-
-    def call(_: Any, x: Any) -> Any:
-        return getattr(x, operation)(approx=True)
-
-    result = plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
-    return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
-
-
 def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
     """Returns the seconds that the kernels of a compiled program take together on a GPU, without gaps, in each of some calls.
 

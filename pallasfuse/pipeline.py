@@ -48,8 +48,11 @@ from pallasfuse.search.found import Rewriting
 from pallasfuse.steps import fallbacks_of, gathered_anyway, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
+from pallasfuse.triton_gpu import rules as triton_rules
 
-_CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
+_CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {
+    "mosaic_gpu": mosaic_rules.conditions, "triton": triton_rules.conditions,
+}  # fmt: skip
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 
 

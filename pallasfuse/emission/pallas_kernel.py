@@ -15,7 +15,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision, select
-from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Machine, Scope, Tile
 from pallasfuse.emission.lookups import in_range, is_inside, shaped
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
@@ -24,6 +24,7 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
 from pallasfuse.ir.unrolling import as_threads_run_it
+from pallasfuse.resources.exponentials import by_instruction
 from pallasfuse.resources.padded_rows import padded_rows, row_of
 
 SMALLEST_DOT = 16
@@ -203,15 +204,32 @@ class _AheadInterpreter(Interpreter):
 
 
 class _KernelInterpreter(_AheadInterpreter):
-    """Runs statements for the compiler of Triton, which has no instruction that rounds to integers."""
+    """Runs statements for the compiler of Triton, which has no instruction that rounds to integers, and four for `exp2`."""
+
+    def __init__(self, program: TileProgram, machine: Machine) -> None:
+        super().__init__(program, machine)
+        self.by_instruction = by_instruction(program)
 
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
+        if node in self.by_instruction and args[0].axes:
+            return Tile(_power_of_two(args[0].array), args[0].axes)
         if op in _ROUNDINGS:
             wide = jnp.asarray(
                 args[0].array, jnp.promote_types(dtype, jnp.float32)
             )  # integers of half types are theirs, too
             return Tile(_ROUNDINGS[op](wide).astype(dtype), args[0].axes)
         return super()._apply(op, args, node, dtype)
+
+
+def _power_of_two(x: Array) -> Array:
+    """Computes `exp2` of a tile of float32 by the instruction of an NVIDIA GPU."""
+    from jax.experimental.pallas import triton
+
+    (found,) = triton.elementwise_inline_asm(
+        "ex2.approx.ftz.f32 $0, $1;", args=[x], constraints="=f,f", pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+    )  # fmt: skip
+    return found
 
 
 def round_even(x: Array) -> Array:

@@ -9,13 +9,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallasfuse import _compat
 from pallasfuse.emission.elementwise import TABLE
 from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.reducers import REDUCERS
 from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram
+from pallasfuse.pallas_backend import mosaic_code
 from pallasfuse.pallas_backend.cluster_rules import FAST
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Phase(Interpreter):
             each = ([Tile(t.array[n], ()) if parts in t.axes else t for t in args] for n in range(self.shape.blocks))
             return Tile([super(Phase, self)._apply(op, own, node, dtype).array for own in each], (parts,))  # type: ignore[arg-type]
         if op in FAST and self.shape.approximate and dtype == "float32" and args[0].axes and not self.block.interpret:
-            return Tile(_compat.approximately(op, self.laid_out(args[0].array), self._layout()), args[0].axes)
+            return Tile(mosaic_code.approximately(op, self.laid_out(args[0].array), self._layout()), args[0].axes)
         return super()._apply(op, args, node, dtype)
 
     # --- states
@@ -155,6 +155,8 @@ class Phase(Interpreter):
         """Give the states to all blocks."""
         kernel, block = self.block.kernel, self.block
         boards = dict.fromkeys(kernel.states[name][0] for name in self.left)
+        if not self.number and not block.interpret:
+            mosaic_code.await_preparation()
         for board in boards:
             own = [n for n in self.left if kernel.states[n][0] == board]
             places = [kernel.states[n][1] for n in own]
@@ -163,12 +165,14 @@ class Phase(Interpreter):
                 for place, value in zip(places, values, strict=True):
                     block.boards[board][block.row, place + block.part] = value
             else:
-                _compat.store_to_cluster(block.boards[board], places, block.part, values, self.shape.blocks)
+                mosaic_code.tell_cluster(
+                    block.boards[board], places, block.part, values, block.met, self.number, self.shape.blocks
+                )
         if block.interpret:
             plgpu.barrier_arrive(block.met[self.number])
             plgpu.barrier_wait(block.met[self.number])
         else:
-            _compat.meet_cluster()
+            mosaic_code.meet(block.met, self.number)
 
     # --- loops
 

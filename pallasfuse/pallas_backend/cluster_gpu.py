@@ -1,9 +1,8 @@
 """The phases of a split -> one `plgpu.kernel`: a cluster of thread blocks for each row, which stays in their shared memory.
 
 A block copies its part of every stream at once, tile by tile, into slots that each have a barrier. Where a phase ends, every block
-writes its state to the shared memory of all blocks, and a barrier of the cluster follows, by which writes before it are seen after
-it. Results leave from the slots. Nobody writes to a block that may have ended: it takes part in the last of these barriers, and
-the kernel begins with another.
+writes its state to the shared memory of all blocks, and waits until those of all have come (`mosaic_code`). Results leave from the
+slots. Nobody writes to a block that may have ended: it has waited for all that is written to it.
 
 The interpreter of Mosaic kernels has no distributed shared memory: with `interpret`, states go through global memory.
 """
@@ -26,8 +25,9 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, TileProgram
+from pallasfuse.pallas_backend import mosaic_code
 from pallasfuse.pallas_backend.cluster_compute import PART, Phase
-from pallasfuse.pallas_backend.cluster_rules import Shape, boards, examine, slots, word
+from pallasfuse.pallas_backend.cluster_rules import MEETING_WORDS, Shape, boards, examine, slots, word, words_told
 
 ROW = "row"
 
@@ -97,7 +97,11 @@ class Kernel:
         memory = {a.name: plgpu.SMEM(a.shape, jnp.dtype(a.dtype)) for a in self.slots}
         full = {s.tensor: plgpu.Barrier(num_barriers=shape.slots) for s in shape.streams}
         boards = {b.name: plgpu.SMEM(b.size, jnp.dtype(b.dtype)) for b in self.shared_boards if not self.interpret}
-        met = [plgpu.ClusterBarrier(collective_axes=(PART,)) for _ in shape.states] if self.interpret else []
+        met: Any = []
+        if self.interpret:
+            met = [plgpu.ClusterBarrier(collective_axes=(PART,)) for _ in shape.states]
+        elif shape.states:
+            met = plgpu.SMEM((MEETING_WORDS * len(shape.states),), jnp.int32)
 
         def scoped(memory: Any, full: Any, boards: Any, met: Any) -> None:
             Block(self, arrays, memory, full, arrays if self.interpret else boards, met).run()
@@ -125,6 +129,8 @@ class Block:
         for slot in range(self.shape.slots):
             for stream in self.shape.streams:
                 self._fetch(stream, slot)
+        if self.shape.states and not self.interpret:
+            mosaic_code.prepare_meetings(self.met, [4 * b for b in words_told(self.shape)])
         for number, program in enumerate(self.shape.programs):
             Phase(self, program, number).run_block(self.starts)
         if self.shape.buffers:

@@ -34,17 +34,19 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     INTEGER_OPERATIONS,
     OPERATIONS,
     REDUCERS,
-    SMALL_CONDITION,
 )
 from pallasfuse.pallas_backend.mosaic_shape import Unsuited
 from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS, Allocation, resources_of, total_bytes
 from pallasfuse.price.visited_tiles import tile_range
 from pallasfuse.resources.block import Resources
-from pallasfuse.resources.clusters import is_approximate, leaving, streams_of
+from pallasfuse.resources.clusters import leaving, streams_of
+from pallasfuse.resources.exponentials import SMALL_CONDITION, is_approximate
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
 
 MOST_BLOCKS = 16
 """The most blocks of a cluster; more than `Target.cluster` only where they are asked for."""
+MEETING_WORDS = 2
+"""The words of 32 bits that the barrier of a meeting of all blocks takes."""
 MOST_SLOTS = 32
 """Barriers of one kind."""
 SCALARS = FLOATS | {"int32"}
@@ -295,6 +297,17 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
     return tuple(found)
 
 
+def words_told(shape: Shape) -> tuple[int, ...]:
+    """Counts the words that are written to a block at each meeting: the end of a phase, whose states every block leaves."""
+    return tuple(len(tensors) * shape.blocks for tensors in shape.states)
+
+
+def meetings(shape: Shape) -> tuple[Allocation, ...]:
+    """Returns the allocation of the barriers that await what is told."""
+    words = MEETING_WORDS * len(shape.states)
+    return (Allocation("meetings", 1, (words,), "int32"),) if words else ()
+
+
 def barrier_count(shape: Shape) -> int:
     """Counts the barriers: one for each slot of a stream."""
     return len(shape.streams) * shape.slots
@@ -302,7 +315,7 @@ def barrier_count(shape: Shape) -> int:
 
 def shared_bytes(shape: Shape) -> int:
     """Returns the bytes of shared memory that one block takes."""
-    return total_bytes((*slots(shape), *boards(shape)), barrier_count(shape))
+    return total_bytes((*slots(shape), *boards(shape), *meetings(shape)), barrier_count(shape))
 
 
 def resources(programs: Sequence[TileProgram]) -> Resources | str:
@@ -310,7 +323,7 @@ def resources(programs: Sequence[TileProgram]) -> Resources | str:
     shape = examine(programs)
     if isinstance(shape, str):
         return shape
-    return resources_of((*slots(shape), *boards(shape)), barrier_count(shape), THREADS)
+    return resources_of((*slots(shape), *boards(shape), *meetings(shape)), barrier_count(shape), THREADS)
 
 
 def _check_space(shape: Shape) -> None:

@@ -33,7 +33,7 @@ from pallasfuse.pallas_backend.mosaic_shape import (
 )
 from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS, resources_of
 from pallasfuse.resources.block import Resources
-from pallasfuse.tiling.arithmetic import coarse_values
+from pallasfuse.resources.exponentials import SMALL_CONDITION, coarse_values
 
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
@@ -50,7 +50,6 @@ ROUGH = frozenset({"tanh"})
 """Operations whose approximate instructions are right to 11 bits."""
 ROUGH_CONDITION = "tanh of a half-precision product is right to 11 bits, as the numbers multiplied are"
 CONTRACTED_CONDITION = "a product is not rounded before a maximum of such products is subtracted from it"
-SMALL_CONDITION = "an exponential below 2^-126 is zero"
 INEXACT = frozenset({"log"})
 """Operations whose approximate instructions are right to 22 bits after the point."""
 UNRELIABLE = frozenset({"sin", "cos"})

@@ -32,7 +32,7 @@ from pallasfuse.price.gpu_products import (
 )
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import THREADS, Resources
-from pallasfuse.resources.clusters import is_approximate
+from pallasfuse.resources.exponentials import is_approximate
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0

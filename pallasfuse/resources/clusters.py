@@ -11,11 +11,6 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import Load, Loop, Statement, Store, TileProgram, every
 
 
-def is_approximate(programs: Sequence[TileProgram]) -> bool:
-    """Are all results rounded to half precision? Then exponentials may be the device's own instructions, which are less exact."""
-    return all(t.dtype in dtypes.HALF for t in programs[-1].outputs)
-
-
 def streams_of(programs: Sequence[TileProgram], rolled: Axis) -> tuple[Load, ...]:
     """Returns the first load of every tensor that has slots. A tensor that all rows have and one loop reads has none: a cache
     keeps it.

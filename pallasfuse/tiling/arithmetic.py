@@ -3,7 +3,8 @@
 - `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
 - where values can be pinned, `x / y` of coarse x becomes `x * (1 / y)` if y varies along fewer axes, `c ? x : x e` becomes
   `x (c ? 1 : e)` likewise, and a sum of integers becomes one of float32 where it is converted, if none needs more than 24 bits;
-- `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
+- `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by, and for any u
+  where all results are rounded to half precision. It is not
   folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding (where
   values can be pinned, `units` does it for all values that belong together);
 - `expm1(x) + 1` becomes `exp(x)`, also in the branches of a choice: it is cheaper, and rounded less often;
@@ -57,19 +58,20 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.ir.unrolling import unrollable
+from pallasfuse.resources.exponentials import by_instruction, coarse_values, is_approximate
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
 
-CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
+CONDITION = (
+    "exp of a half-precision product, or where all results are half-precision, is exp2 of its argument times log2(e)"
+)
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
 
 
 def takes_powers_of_two(program: TileProgram) -> bool:
-    """Is there a power of two of what comes from a matrix product of half-precision operands?"""
-    coarse = coarse_values(program)
-    nodes = (n for s in every(program.body) for root in expressions(s) for n in postorder(root))
-    return any(isinstance(n, Apply) and n.op == "exp2" and not coarse.isdisjoint(n.tensors) for n in nodes)
+    """Is there a power of two of what comes from a matrix product of half-precision operands, or in a kernel of such results?"""
+    return bool(by_instruction(program))
 
 
 EXPONENTIAL_CONDITION = "expm1(x) + 1 is exp(x), which is rounded once"
@@ -132,50 +134,29 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
         in_units = units.rewrite(legal, coarse_values(legal))
         cheaper = rewrite(in_units, pins=True, inverts=target.cluster > 0)
         return contraction.rewrite(cheaper, coarse_values(in_units))
-    return replace(rewrite(legal), later=(), unrolled=unrolled, late=target.spreads_tiles)
+    cheaper = rewrite(legal, powers=is_approximate((legal,)))
+    return replace(cheaper, later=(), unrolled=unrolled, late=target.spreads_tiles)
 
 
-def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False) -> TileProgram:
+def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False, powers: bool = False) -> TileProgram:
     """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already.
-    inverts: where quotients by a value of a row are rounded to half precision, the value is inverted once."""
+    inverts: where quotients by a value of a row are rounded to half precision, the value is inverted once.
+    powers: every `exp` becomes an `exp2`, not only those of coarse values."""
     coarse = coarse_values(program)
-    body, later = (_block(b, coarse, pins, inverts) for b in (program.body, program.later))
+    body, later = (_block(b, coarse, pins, inverts, powers) for b in (program.body, program.later))
     return replace(program, body=body, later=later)
 
 
-def coarse_values(program: TileProgram) -> frozenset[str]:
-    """Names of the values that come from a matrix product of half-precision operands."""
-    found: set[str] = set()
-
-    def visit(body: tuple[Statement, ...]) -> None:
-        for s in body:
-            match s:
-                case Contract(name, _, lhs) if lhs.dtype in dtypes.HALF:
-                    found.add(name)
-                case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors & found:
-                    found.add(name)
-                case Set(buffer, _, value) if value.tensors & found:
-                    found.add(buffer)
-                case Get(name, buffer) if buffer in found:
-                    found.add(name)
-                case Loop(_, carries, segments):
-                    found.update(c.name for c in carries if c.init.tensors & found)
-                    for segment in segments:
-                        visit(segment.body)
-                    found.update(c.name for c in carries if c.next_name in found)
-
-    before = -1
-    while before != len(found):  # carried values reach the statements before them
-        before = len(found)
-        visit(program.followed)
-    return frozenset(found)
-
-
 def _block(
-    body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inverts: bool, along: Axis | None = None
+    body: tuple[Statement, ...],
+    coarse: frozenset[str],
+    pins: bool,
+    inverts: bool,
+    powers: bool,
+    along: Axis | None = None,
 ) -> tuple[Statement, ...]:
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        made = _step(node, args, coarse)
+        made = _step(node, args, coarse, powers)
         made = _by_rows(made, coarse) if pins else made
         return made if along is None else _inverted(made, along)
 
@@ -201,7 +182,7 @@ def _block(
             case Loop():
                 carries = tuple(replace(c, init=cheaper(c.init)) for c in s.carries)
                 segments: tuple[Segment, ...] = tuple(
-                    replace(g, body=_block(g.body, coarse, pins, inverts, s.axis if inverts else None))
+                    replace(g, body=_block(g.body, coarse, pins, inverts, powers, s.axis if inverts else None))
                     for g in s.segments
                 )
                 result.append(replace(s, carries=carries, segments=segments))
@@ -213,10 +194,10 @@ def _block(
 _NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert"})
 
 
-def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
+def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str], powers: bool = False) -> Expr:
     if isinstance(node, Apply) and node.dtype in dtypes.HALF and node.op not in _NATIVE_HALF:
         wide = [a if isinstance(a, Const) and a.dtype == "int32" else convert(a, "float32") for a in args]
-        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), coarse), node.dtype)
+        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), coarse, powers), node.dtype)
     if node.dtype == "float32" and isinstance(node, Apply):
         match node.op, args:
             case "div", (x, Const(value)) if value and _has_exact_inverse(value):
@@ -224,8 +205,8 @@ def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
             case "div", (x, Const(value)) if x.tensors & coarse and 2.0**-100 < abs(value) < 2.0**100:
                 return _times(x, 1 / float(value))
             case "add", (a, b) if (found := _plus_one(a, b)) is not None:
-                return _step(found, found.args, coarse)
-            case "exp", (u,) if u.tensors & coarse:
+                return _step(found, found.args, coarse, powers)
+            case "exp", (u,) if powers or u.tensors & coarse:
                 return apply("exp2", _times(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
 

@@ -94,7 +94,7 @@ class _Maximum:
 def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     """The same kernel; loops that do not follow the pattern stay as they are, and so do loops inside loops.
 
-    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`). What a program
+    coarse: names of values that carry a rounding error in proportion to their size (`exponentials.coarse_values`). What a program
     says of results that come later is no part of the rewritten one.
     """
     plain = replace(program, later=())

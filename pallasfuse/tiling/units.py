@@ -36,7 +36,7 @@ _LOGARITHMS = frozenset({"log", "log1p"})
 def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     """The same kernel with `exp` of coarse values as `exp2` wherever a closed family allows it.
 
-    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`). Programs with
+    coarse: names of values that carry a rounding error in proportion to their size (`exponentials.coarse_values`). Programs with
     loops inside loops, or with buffers, stay as they are.
     """
     if not_flat(program.body) is not None:

@@ -2,11 +2,17 @@
 
 from pallasfuse.emission.pallas_kernel import product_too_large
 from pallasfuse.ir.tile_program import Buffer, Get, Set, TileProgram, in_windows
+from pallasfuse.resources.exponentials import SMALL_CONDITION, by_instruction
 
 
 def problem(program: TileProgram) -> str | None:
     """Returns why Triton cannot run the program; None if it can."""
     return product_too_large(program) or _parts_of_buffers(program)
+
+
+def conditions(program: TileProgram) -> tuple[str, ...]:
+    """Lists the ways in which the kernel rounds otherwise than the program."""
+    return (SMALL_CONDITION,) if by_instruction(program) else ()
 
 
 def is_misformed(program: TileProgram) -> bool:

@@ -18,7 +18,8 @@ from pallasfuse import execution
 from pallasfuse.emission.interpreter import Tile
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.pallas_backend import cluster_compute, cluster_gpu, cluster_rules, mosaic_rules
+from pallasfuse.pallas_backend import cluster_compute, cluster_gpu, cluster_rules
+from pallasfuse.resources import exponentials
 from pallasfuse.tiling import arithmetic
 from tests.pallas_backend.rows import ROWS, softmax
 from tests.pallas_backend.test_mosaic_gpu import in_float64
@@ -239,7 +240,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(axis, size, parts, tile, 
 def test_what_is_rounded_otherwise_is_said():
     half, single = (ROWS["softmax"].arrays(2, 4096, dtype) for dtype in ("float16", "float32"))
     ours, exact = kernel_of(softmax, half)[0].conditions, kernel_of(softmax, single)[0].conditions
-    assert set(ours) - set(exact) == {mosaic_rules.SMALL_CONDITION, arithmetic.INVERSE_CONDITION}
+    assert set(ours) - set(exact) == {exponentials.SMALL_CONDITION, arithmetic.INVERSE_CONDITION}
 
 
 def test_a_target_that_is_asked_for_takes_few_rows():

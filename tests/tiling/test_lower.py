@@ -12,9 +12,10 @@ from pallasfuse.ir.expr import apply, const, mul, read, select, substitute
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
 from pallasfuse.price.visited_tiles import visited_share
+from pallasfuse.resources.exponentials import coarse_values
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
 from pallasfuse.tiling import units
-from pallasfuse.tiling.arithmetic import coarse_values, rewrite
+from pallasfuse.tiling.arithmetic import rewrite
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower as lower_phases
 from tests.programs_by_name import (

@@ -8,6 +8,7 @@ import pytest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import Apply, apply, const, convert, mul, postorder, sub
 from pallasfuse.ir.tile_program import Contract, Loop, Set, TileProgram, every, expressions, verify
+from pallasfuse.resources import exponentials
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 from pallasfuse.tiling import arithmetic, contraction, legalize, units
 from tests.ir.nested_programs import EXAMPLES, F, I, J, row_sum, tile_of
@@ -84,7 +85,7 @@ def test_coarse_values_go_through_buffers_and_inner_loops():
         return s
 
     flat = EXAMPLES["flat"].program("masked")
-    coarse = arithmetic.coarse_values(replace(flat, body=tuple(map(narrow, flat.body))))
+    coarse = exponentials.coarse_values(replace(flat, body=tuple(map(narrow, flat.body))))
     assert {"c.acc", "e.t", "e.buf", "e.old", "e.all"} <= coarse
     assert coarse.isdisjoint({"a.t", "b.t", "d.t"})
     rows = row_sum("masked")
@@ -92,7 +93,7 @@ def test_coarse_values_go_through_buffers_and_inner_loops():
     side = convert(tile_of("x.t", I, J), "bfloat16")
     made = Contract("s.begin", (I,), side, side, (J,), F)
     begun = replace(outer, carries=tuple(replace(c, init=tile_of("s.begin", I)) for c in outer.carries))
-    assert {"s", "s.in", "s.next"} <= arithmetic.coarse_values(replace(rows, body=(made, begun, *rows.body[1:])))
+    assert {"s", "s.in", "s.next"} <= exponentials.coarse_values(replace(rows, body=(made, begun, *rows.body[1:])))
 
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "product"])

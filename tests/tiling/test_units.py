@@ -9,8 +9,8 @@ from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, selec
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram, verify
+from pallasfuse.resources.exponentials import coarse_values
 from pallasfuse.tiling import units
-from pallasfuse.tiling.arithmetic import coarse_values
 
 I, J, K = Axis("i", 4), Axis("j", 6), Axis("k", 3)  # noqa: E741
 Q, KEYS = Tensor("q", (I, K), "float16"), Tensor("keys", (J, K), "float16")

@@ -1,0 +1,120 @@
+"""Emits what Pallas cannot say in a kernel of Mosaic GPU: how the blocks of a cluster tell each other numbers, and `exp` at once.
+
+A meeting is one phase of an mbarrier in every block, which expects the bytes that all blocks of the cluster write to it. A block
+writes with `st.async`, which counts its bytes at the barrier of the block it writes to: no fence waits for memory, and nobody waits
+but for numbers. The barriers exist everywhere before the first number leaves: a barrier of the cluster begins at the kernel's
+start, and is awaited only there. (PTX ISA, `st.async`, `mbarrier.try_wait`, `barrier.cluster`.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallasfuse.pallas_backend.cluster_rules import MEETING_WORDS
+
+_ir: Any = ir
+_arith: Any = arith
+_llvm: Any = llvm
+_utils: Any = mosaic.utils
+
+_SEND = """{
+.reg .b32 there, barrier;
+mapa.shared::cluster.u32 there, $0, $2;
+mapa.shared::cluster.u32 barrier, $1, $2;
+st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], $3, [barrier];
+}"""
+_WAIT = """{
+.reg .pred done;
+again:
+mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], 0;
+@!done bra again;
+}"""
+
+
+def prepare_meetings(barriers: Any, expected: Sequence[int]) -> None:
+    """Makes the barriers of a block's meetings, each of which expects some bytes, and tells the cluster; all threads call it.
+
+    barriers: int32[`MEETING_WORDS` * meetings] in shared memory.
+    """
+
+    def prepare(_: Any, barriers: Any) -> None:
+        one = _utils.single_thread_predicate()
+        for number, size in enumerate(expected):
+            at = _barrier(barriers, number)
+            _utils.inline_ptx("mbarrier.init.shared::cta.b64 [$0], 1;", at, predicate=one)
+            _utils.inline_ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", at, _word(size), predicate=one)
+        _utils.inline_ptx("fence.mbarrier_init.release.cluster;", predicate=one)
+        _utils.inline_ptx("barrier.cluster.arrive.relaxed;", has_side_effects=True, convergent=True)
+
+    plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(prepare)(barriers)
+
+
+def await_preparation() -> None:
+    """Waits until all blocks of the cluster have made their barriers; all threads call it, once."""
+
+    def wait(_: Any) -> None:
+        _utils.inline_ptx("barrier.cluster.wait.acquire;", has_side_effects=True, convergent=True)
+
+    plgpu.inline_mgpu()(wait)()
+
+
+def tell_cluster(
+    board: Any, places: Sequence[int], at: Any, values: Sequence[Any], barriers: Any, meeting: int, blocks: int
+) -> None:
+    """Writes `board[place + at] = value` for each place and its value in all blocks of a one-dimensional cluster.
+
+    By a warpgroup for which all these are uniform. A block sees what was written to it after `meet`.
+    """
+    splat = plgpu.Layout.WG_SPLAT(())
+
+    def tell(_: Any, board: Any, barriers: Any, at: Any, values: Any) -> None:
+        i32, index = _ir.IntegerType.get_signless(32), _ir.IndexType.get()
+        number = at.registers.item()
+        number = number if number.type == index else _arith.index_cast(index, number)
+        # each of the first threads writes to a block of its own
+        peer = _arith.remui(_utils.thread_idx(), _word(128))
+        with mosaic.when(_arith.cmpi(_arith.CmpIPredicate.ult, peer, _word(blocks))):
+            for place, value in zip(places, values, strict=True):
+                here = _address(board, _arith.addi(number, _arith.constant(index, place)))
+                word = value.registers.item()
+                word = word if word.type == i32 else _arith.bitcast(i32, word)
+                _utils.inline_ptx(_SEND, here, _barrier(barriers, meeting), peer, word, has_side_effects=True)
+
+    types = (plgpu.RefType(), plgpu.RefType(), splat, [splat] * len(values))
+    plgpu.inline_mgpu(arg_types=types)(tell)(board, barriers, at, list(values))
+
+
+def meet(barriers: Any, meeting: int) -> None:
+    """Waits until everything that a block expects at a meeting was written to it; all threads call it, once."""
+
+    def wait(_: Any, barriers: Any) -> None:
+        _utils.inline_ptx(_WAIT, _barrier(barriers, meeting), has_side_effects=True, convergent=True)
+
+    plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(wait)(barriers)
+
+
+def approximately(operation: str, value: Any, layout: Any) -> Any:
+    """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
+
+    def call(_: Any, x: Any) -> Any:
+        return getattr(x, operation)(approx=True)
+
+    result = plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
+    return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
+
+
+def _barrier(barriers: Any, meeting: int) -> Any:
+    return _address(barriers, _arith.constant(_ir.IndexType.get(), MEETING_WORDS * meeting))
+
+
+def _address(array: Any, at: Any) -> Any:
+    """Returns the address of an element in this block's shared memory, as 32 bits."""
+    return _llvm.ptrtoint(_ir.IntegerType.get_signless(32), _utils.memref_ptr(_utils.memref_slice(array, at)))
+
+
+def _word(number: int) -> Any:
+    return _arith.constant(_ir.IntegerType.get_signless(32), number)
