@@ -351,12 +351,17 @@ class Interpreter:
         inner.windows[axis] = DynamicSlice(begin, segment.tile, segment.edge)
         done = begin - first.array
         after = jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first.array)
-        inner.names |= {before(axis): Tile(done, ()), visited(axis): Tile(after, ()), to_visit(axis): total}
+        seen = Tile(self.visited_together(after), ())
+        inner.names |= {before(axis): Tile(done, ()), visited(axis): seen, to_visit(axis): total}
         inner.names[block_start(axis)] = Tile(begin, ())
         self.bind_state(loop, state, inner)
         self.run(segment.body, inner)
         carried = (self._widen(inner.names[c.next_name], self._present(c, scope), inner).array for c in loop.carries)
         return (*carried, *(inner.buffers[name].array for name in _written(loop, scope)))
+
+    def visited_together(self, count: Array) -> Array:
+        """Returns of how many positions one state is, after so many were visited."""
+        return count
 
     def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
         """Give the carried values their names, and the buffers what they hold."""

@@ -1,4 +1,8 @@
-"""Emits what one block of a cluster computes: vectors of a tile in registers, states as one number for each part."""
+"""Emits what one block of a cluster computes: vectors of a tile in registers, and states, of which every thread leaves its own.
+
+States, and how they are merged, are the same for any share of a row. So no thread waits for another before the end of a phase: each
+reduces what it has of every tile, and the states of all threads of all blocks are merged where the next phase begins.
+"""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallasfuse.emission.elementwise import TABLE
+from pallasfuse.emission.elementwise import REDUCTIONS, TABLE
 from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr
@@ -17,11 +21,14 @@ from pallasfuse.ir.reducers import REDUCERS
 from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram
 from pallasfuse.pallas_backend import mosaic_code
 from pallasfuse.pallas_backend.cluster_rules import FAST
+from pallasfuse.pallas_backend.mosaic_space import THREADS
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.cluster_gpu import Block
 
 PART = "part"
+OF_THREADS = Axis("threads", THREADS)
+"""The axis of vectors that have one element for every thread."""
 
 
 class _Machine:
@@ -84,6 +91,9 @@ class Phase(Interpreter):
         """The slot of the current trip."""
         self.left: dict[str, Array] = {}
         """The states that the phase leaves."""
+        self.by_threads = number < len(block.shape.states)
+        """Does the phase leave states? Then every thread has states of its own, of the elements that it has."""
+        self.rank[OF_THREADS] = len(self.rank)
 
     def run_block(self, starts: Mapping[Axis, Array]) -> None:
         super().run_block(starts)
@@ -113,9 +123,28 @@ class Phase(Interpreter):
         if any(parts in t.axes for t in args):
             each = ([Tile(t.array[n], ()) if parts in t.axes else t for t in args] for n in range(self.shape.blocks))
             return Tile([super(Phase, self)._apply(op, own, node, dtype).array for own in each], (parts,))  # type: ignore[arg-type]
+        if any(self.shape.rolled in t.axes for t in args):
+            args = [self._along_tile(t) for t in args]
         if op in FAST and self.shape.approximate and dtype == "float32" and args[0].axes and not self.block.interpret:
-            return Tile(mosaic_code.approximately(op, self.laid_out(args[0].array), self._layout()), args[0].axes)
+            x = args[0]
+            layout = mosaic_code.BY_THREADS if OF_THREADS in x.axes else self._layout()
+            array = plgpu.layout_cast(x.array, layout)
+            return Tile(mosaic_code.approximately(op, array, layout), x.axes)
         return super()._apply(op, args, node, dtype)
+
+    def _along_tile(self, tile: Tile) -> Tile:
+        """Repeats what every thread has for all its elements of a tile."""
+        if OF_THREADS not in tile.axes:
+            return tile
+        size, vector = self.shape.tile, self.shape.vector
+        if self.block.interpret:
+            array = jnp.broadcast_to(tile.array[None, :, None], (size // (THREADS * vector), THREADS, vector))
+            return Tile(array.reshape((size,)), (self.shape.rolled,))
+        return Tile(mosaic_code.repeated_by_threads(tile.array, size, vector), (self.shape.rolled,))
+
+    def _of_threads(self, array: Array) -> Array:
+        """Returns a vector with an element for each thread: itself, or that of a number that all have."""
+        return array if jnp.ndim(array) else plgpu.layout_cast(jnp.full((THREADS,), array), mosaic_code.BY_THREADS)
 
     # --- states
 
@@ -128,21 +157,34 @@ class Phase(Interpreter):
         board, place = self.block.kernel.states[statement.tensor]
         ref = self.block.boards[board]
         rows = (self.block.row,) if self.block.interpret else ()
-        values = [ref[(*rows, place + n)].astype(jnp.dtype(statement.dtype)) for n in range(self.shape.blocks)]
-        scope.names[statement.name] = Tile(values, (parts,))
+        values = [
+            plgpu.layout_cast(ref[(*rows, pl.ds((place + n) * THREADS, THREADS))], mosaic_code.BY_THREADS)
+            for n in range(self.shape.blocks)
+        ]
+        scope.names[statement.name] = Tile([x.astype(jnp.dtype(statement.dtype)) for x in values], (parts,))
 
     def _widen(self, tile: Tile, axes: tuple[Axis, ...], scope: Scope) -> Tile:
         parts = self.shape.parts
         if parts in tile.axes:
             return tile
+        if OF_THREADS in tile.axes:
+            return self._along_tile(tile) if self.shape.rolled in axes else tile
         if parts in axes:
             return Tile([tile.array] * self.shape.blocks, (parts,))  # type: ignore[arg-type]
         return super()._widen(tile, axes, scope)
 
     def _fold(self, tile: Tile, reducer: str, over: tuple[Axis, ...]) -> Tile:
-        if self.shape.parts not in tile.axes:
+        if self.shape.parts in tile.axes:
+            merged = functools.reduce(TABLE[REDUCERS[reducer].combine], tile.array)
+            return Tile(REDUCTIONS[reducer](merged, (0,)), ())
+        if not self.by_threads or self.shape.rolled not in tile.axes:
             return super()._fold(tile, reducer, over)
-        return Tile(functools.reduce(TABLE[REDUCERS[reducer].combine], tile.array), ())
+        vector = self.shape.vector
+        if self.block.interpret:
+            found = REDUCTIONS[reducer](tile.array.reshape((-1, THREADS, vector)), (0, 2))
+        else:
+            found = mosaic_code.reduced_by_threads(self.laid_out(tile.array), REDUCERS[reducer].combine, vector)
+        return Tile(found, (OF_THREADS,))
 
     def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
         if tensor in self.block.kernel.states:
@@ -159,14 +201,14 @@ class Phase(Interpreter):
             mosaic_code.await_preparation()
         for board in boards:
             own = [n for n in self.left if kernel.states[n][0] == board]
-            places = [kernel.states[n][1] for n in own]
-            values = [jnp.asarray(self.left[n]).astype(kernel.types[board]) for n in own]
+            places, at = [THREADS * kernel.states[n][1] for n in own], THREADS * block.part
+            values = [self._of_threads(self.left[n]).astype(kernel.types[board]) for n in own]
             if block.interpret:
                 for place, value in zip(places, values, strict=True):
-                    block.boards[board][block.row, place + block.part] = value
+                    block.boards[board][block.row, pl.ds(place + at, THREADS)] = value
             else:
                 mosaic_code.tell_cluster(
-                    block.boards[board], places, block.part, values, block.met, self.number, self.shape.blocks
+                    block.boards[board], places, at, values, block.met, self.number, self.shape.blocks
                 )
         if block.interpret:
             plgpu.barrier_arrive(block.met[self.number])
@@ -184,4 +226,17 @@ class Phase(Interpreter):
         self, loop: Loop, segment: Segment, scope: Scope, number: Array, state: tuple[Array, ...]
     ) -> tuple[Array, ...]:
         self.slot = number - self.block.part * self.shape.slots
-        return super().trip(loop, segment, scope, number, state)
+        carried = super().trip(loop, segment, scope, number, state)
+        return tuple(map(self._of_threads, carried)) if self.by_threads else carried
+
+    def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
+        state = super().initial_state(loop, scope)
+        return tuple(map(self._of_threads, state)) if self.by_threads else state
+
+    def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
+        super().bind_state(loop, state, scope)
+        if self.by_threads:
+            scope.names |= {c.name: Tile(scope.names[c.name].array, (OF_THREADS,)) for c in loop.carries}
+
+    def visited_together(self, count: Array) -> Array:
+        return jnp.maximum(count // THREADS, 1) if self.by_threads else count

@@ -193,6 +193,8 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     )  # fmt: skip
     for loop in loops:
         _check_loop(shape, loop)
+    for program in programs[:-1]:
+        _check_states(program)
     return shape
 
 
@@ -221,6 +223,14 @@ def _check_loop(shape: Shape, loop: Loop) -> None:
         raise Unsuited("the segments of a loop load different tensors")
     for carry in loop.carries:
         _check_scalar(shape, carry)
+
+
+def _check_states(program: TileProgram) -> None:
+    """Every state is one that a loop carries, so that each thread has one of its own elements."""
+    carried = {c.name for s in program.body if isinstance(s, Loop) for c in s.carries}
+    for s in program.body:
+        if isinstance(s, Store) and not (isinstance(s.value, Read) and s.value.tensor in carried):
+            raise Unsuited(f"{s.tensor} is left of what no loop carries")
 
 
 def _check_scalar(shape: Shape, carry: Carry) -> None:
@@ -293,13 +303,14 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
     for number, tensors in enumerate(shape.states):
         types = [word(t) for t in tensors]
         for dtype in dict.fromkeys(types):
-            found.append(Allocation(f"{number}.{dtype}", 1, (types.count(dtype) * shape.blocks,), dtype))
+            size = types.count(dtype) * shape.blocks * THREADS
+            found.append(Allocation(f"{number}.{dtype}", 1, (size,), dtype))
     return tuple(found)
 
 
 def words_told(shape: Shape) -> tuple[int, ...]:
-    """Counts the words that are written to a block at each meeting: the end of a phase, whose states every block leaves."""
-    return tuple(len(tensors) * shape.blocks for tensors in shape.states)
+    """Counts the words that are written to a block at each meeting: the end of a phase, of which every thread leaves its states."""
+    return tuple(len(tensors) * shape.blocks * THREADS for tensors in shape.states)
 
 
 def meetings(shape: Shape) -> tuple[Allocation, ...]:

@@ -1,4 +1,5 @@
-"""Emits what Pallas cannot say in a kernel of Mosaic GPU: how the blocks of a cluster tell each other numbers, and `exp` at once.
+"""Emits what Pallas cannot say in a kernel of Mosaic GPU: sums that each thread makes of its own elements, how the blocks of a
+cluster tell each other numbers, and `exp` at once.
 
 A meeting is one phase of an mbarrier in every block, which expects the bytes that all blocks of the cluster write to it. A block
 writes with `st.async`, which counts its bytes at the barrier of the block it writes to: no fence waits for memory, and nobody waits
@@ -6,21 +7,28 @@ but for numbers. The barriers exist everywhere before the first number leaves: a
 start, and is awaited only there. (PTX ISA, `st.async`, `mbarrier.try_wait`, `barrier.cluster`.)
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.experimental.mosaic import gpu as mosaic
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import vector as vectors
 
 from pallasfuse.pallas_backend.cluster_rules import MEETING_WORDS
+from pallasfuse.pallas_backend.mosaic_space import THREADS
 
 _ir: Any = ir
 _arith: Any = arith
 _llvm: Any = llvm
+_vector: Any = vectors
 _utils: Any = mosaic.utils
 
+BY_THREADS = plgpu.Layout.WG_STRIDED((THREADS,), vec_size=1)
+"""The layout of a vector of which every thread has one element."""
 _SEND = """{
 .reg .b32 there, barrier;
 mapa.shared::cluster.u32 there, $0, $2;
@@ -65,26 +73,25 @@ def await_preparation() -> None:
 def tell_cluster(
     board: Any, places: Sequence[int], at: Any, values: Sequence[Any], barriers: Any, meeting: int, blocks: int
 ) -> None:
-    """Writes `board[place + at] = value` for each place and its value in all blocks of a one-dimensional cluster.
+    """Writes `board[place + at + thread] = value` for each place and its value in all blocks of a one-dimensional cluster.
 
-    By a warpgroup for which all these are uniform. A block sees what was written to it after `meet`.
+    By a warpgroup, each of whose threads has its own element of the values. A block sees what was written to it after `meet`.
     """
-    splat = plgpu.Layout.WG_SPLAT(())
 
     def tell(_: Any, board: Any, barriers: Any, at: Any, values: Any) -> None:
         i32, index = _ir.IntegerType.get_signless(32), _ir.IndexType.get()
         number = at.registers.item()
         number = number if number.type == index else _arith.index_cast(index, number)
-        # each of the first threads writes to a block of its own
-        peer = _arith.remui(_utils.thread_idx(), _word(128))
-        with mosaic.when(_arith.cmpi(_arith.CmpIPredicate.ult, peer, _word(blocks))):
-            for place, value in zip(places, values, strict=True):
-                here = _address(board, _arith.addi(number, _arith.constant(index, place)))
-                word = value.registers.item()
-                word = word if word.type == i32 else _arith.bitcast(i32, word)
-                _utils.inline_ptx(_SEND, here, _barrier(barriers, meeting), peer, word, has_side_effects=True)
+        thread = _arith.remui(_utils.thread_idx(), _word(THREADS))
+        number = _arith.addi(number, _arith.index_cast(index, thread))
+        for place, value in zip(places, values, strict=True):
+            here = _address(board, _arith.addi(number, _arith.constant(index, place)))
+            word = _element(value.registers.item(), 0)
+            word = word if word.type == i32 else _arith.bitcast(i32, word)
+            for peer in range(blocks):
+                _utils.inline_ptx(_SEND, here, _barrier(barriers, meeting), _word(peer), word, has_side_effects=True)
 
-    types = (plgpu.RefType(), plgpu.RefType(), splat, [splat] * len(values))
+    types = (plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), [BY_THREADS] * len(values))
     plgpu.inline_mgpu(arg_types=types)(tell)(board, barriers, at, list(values))
 
 
@@ -97,6 +104,46 @@ def meet(barriers: Any, meeting: int) -> None:
     plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))(wait)(barriers)
 
 
+def reduced_by_threads(value: Any, combine: str, vector: int) -> Any:
+    """Combines the elements that each thread has of a vector of float32.
+
+    value: [tile], of which a thread has `vector` neighbours at a time. combine: 'add', 'max' or 'min'. Returns [`THREADS`].
+    """
+    function = {"add": lambda x, y: x + y, "max": lambda x, y: x.max(y), "min": lambda x, y: x.min(y)}[combine]
+
+    def of_registers(registers: Sequence[Any], width: int) -> Any:
+        layout = mosaic.WGStridedFragLayout((THREADS * width,), width)
+        found = [_fragmented([r], layout) for r in registers]
+        while len(found) > 1:
+            found = [function(*pair) if len(pair) == 2 else pair[0] for pair in itertools.batched(found, 2)]
+        return found[0]
+
+    def reduce(_: Any, x: Any) -> Any:
+        whole = of_registers(list(x.registers.flat), vector).registers.item()
+        return of_registers([_utils.vector_slice(whole, slice(n, n + 1)) for n in range(vector)], 1)
+
+    result = plgpu.ShapeDtypeStruct((THREADS,), value.dtype, layout=BY_THREADS)
+    layout = plgpu.Layout.WG_STRIDED(value.shape, vec_size=vector)
+    return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(reduce)(value)
+
+
+def repeated_by_threads(value: Any, tile: int, vector: int) -> Any:
+    """Gives every element of a vector the number of the thread that has it.
+
+    value: [`THREADS`]. Returns [tile], of which a thread has `vector` neighbours at a time.
+    """
+
+    def repeat(_: Any, x: Any) -> Any:
+        element = _element(x.registers.item(), 0)
+        register = _vector.broadcast(_ir.VectorType.get((vector,), element.type), element)
+        layout = mosaic.WGStridedFragLayout((tile,), vector)
+        return _fragmented([register] * (tile // (THREADS * vector)), layout, x.is_signed)
+
+    layout = plgpu.Layout.WG_STRIDED((tile,), vec_size=vector)
+    result = plgpu.ShapeDtypeStruct((tile,), value.dtype, layout=layout)
+    return plgpu.inline_mgpu(arg_types=(BY_THREADS,), return_type=result)(repeat)(value)
+
+
 def approximately(operation: str, value: Any, layout: Any) -> Any:
     """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
 
@@ -105,6 +152,16 @@ def approximately(operation: str, value: Any, layout: Any) -> Any:
 
     result = plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
     return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
+
+
+def _fragmented(registers: Sequence[Any], layout: Any, is_signed: bool | None = None) -> Any:
+    array = np.empty(len(registers), object)
+    array[:] = registers
+    return mosaic.FragmentedArray(_registers=array, _layout=layout, _is_signed=is_signed)
+
+
+def _element(register: Any, number: int) -> Any:
+    return _vector.extract(register, dynamic_position=[], static_position=[number])
 
 
 def _barrier(barriers: Any, meeting: int) -> Any:
