@@ -351,7 +351,7 @@ class Interpreter:
         inner.windows[axis] = DynamicSlice(begin, segment.tile, segment.edge)
         done = begin - first.array
         after = jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first.array)
-        seen = Tile(self.visited_together(after), ())
+        seen = self.visited_by_state(done, after, inner.windows[axis])
         inner.names |= {before(axis): Tile(done, ()), visited(axis): seen, to_visit(axis): total}
         inner.names[block_start(axis)] = Tile(begin, ())
         self.bind_state(loop, state, inner)
@@ -359,9 +359,12 @@ class Interpreter:
         carried = (self._widen(inner.names[c.next_name], self._present(c, scope), inner).array for c in loop.carries)
         return (*carried, *(inner.buffers[name].array for name in _written(loop, scope)))
 
-    def visited_together(self, count: Array) -> Array:
-        """Returns of how many positions one state is, after so many were visited."""
-        return count
+    def visited_by_state(self, done: Array, after: Array, window: DynamicSlice) -> Tile:
+        """Returns of how many positions a carried state is after a trip.
+
+        done, after: the positions that were visited before the trip, and those after it; window: those of the trip.
+        """
+        return Tile(after, ())
 
     def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
         """Give the carried values their names, and the buffers what they hold."""

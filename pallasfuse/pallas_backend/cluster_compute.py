@@ -238,5 +238,11 @@ class Phase(Interpreter):
         if self.by_threads:
             scope.names |= {c.name: Tile(scope.names[c.name].array, (OF_THREADS,)) for c in loop.carries}
 
-    def visited_together(self, count: Array) -> Array:
-        return jnp.maximum(count // THREADS, 1) if self.by_threads else count
+    def visited_by_state(self, done: Array, after: Array, window: DynamicSlice) -> Tile:
+        if not self.by_threads:
+            return super().visited_by_state(done, after, window)
+        if not window.overhangs:
+            return Tile(after // THREADS, ())
+        inside = jnp.where(self.positions(window) < self.shape.rolled.extent, jnp.float32(1), jnp.float32(0))
+        own = self._fold(Tile(inside, (self.shape.rolled,)), "sum", (self.shape.rolled,)).array.astype(jnp.int32)
+        return Tile(jnp.maximum(done // THREADS + own, 1), (OF_THREADS,))  # a thread of none divides nothing by it
