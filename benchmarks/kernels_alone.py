@@ -49,8 +49,8 @@ class Case:
     label: str
     function: Callable[..., Any]
     structs: tuple[jax.ShapeDtypeStruct, ...]
-    schedules: tuple[tuple[str, int, int], ...] = ()
-    """Schedules that are asked for, in place of what is planned: a target, the parts of the rolled axis, and its tile."""
+    schedules: tuple[tuple[str, int, int, int], ...] = ()
+    """Schedules that are asked for, in place of what is planned: a target, the parts of axis j, and the tiles of j and of i."""
 
 
 def _case(kind: str, words: str, function: Callable[..., Any], *shapes: Sequence[int], dtype: str = "float32") -> Case:
@@ -276,7 +276,7 @@ def attention() -> Iterator[Case]:
 
 
 def clusters() -> Iterator[Case]:
-    """Yields long rows whose parts the blocks of a cluster keep, by the size of a cluster and of a tile."""
+    """Yields long rows whose parts the blocks of a cluster keep, by the sizes of a cluster and of a tile, and rows of a block."""
 
     def normalised(x: Any, w: Any) -> Any:
         y = x.astype(jnp.float32)
@@ -286,26 +286,22 @@ def clusters() -> Iterator[Case]:
     functions: dict[str, Callable[..., Any]] = {
         "below the largest": lambda x: x - x.max(-1, keepdims=True),
         "softmax": lambda x: jax.nn.softmax(x, axis=-1),
-        "log-softmax": lambda x: jax.nn.log_softmax(x, axis=-1),
         "log-sum": lambda x: jax.nn.logsumexp(x, axis=-1),
         "norm": normalised,
     }
-    most_shared = 200 << 10
+    most_shared, most_slots = 200 << 10, 32
     for (words, function), (m, n), dtype in itertools.product(
-        functions.items(), ((4096, 128256), (16384, 8192), (2048, 50304), (8, 128256)), ("bfloat16", "float32")
+        functions.items(), ((4096, 128256), (2048, 50304), (8, 128256)), ("bfloat16", "float32")
     ):
-        if dtype == "float32" and words not in ("softmax", "norm"):
+        if dtype == "float32" and words != "softmax":
             continue
-        item = jnp.dtype(dtype).itemsize
-        asked = [
-            ("mosaic_cluster", parts, tile)
-            for parts, tile in itertools.product((2, 4, 8), (2048, 4096, 8192))
-            if parts * tile <= n + tile and item * -(-n // (parts * tile)) * tile <= most_shared
-            and -(-n // (parts * tile)) <= 32
-        ]  # fmt: skip
+        asked = []
+        for rows, parts, tile in itertools.product((1, 2, 4) if words == "norm" else (1,), (2, 4, 8), (4096, 8192)):
+            slots = rows * -(-n // (parts * tile))
+            if slots <= most_slots and slots * tile * jnp.dtype(dtype).itemsize <= most_shared:
+                asked.append(("mosaic_cluster", parts, tile, rows))
         shapes = [(m, n), (n,)] if words == "norm" else [(m, n)]
-        case = _case("clusters", words, function, *shapes, dtype=dtype)
-        yield replace(case, schedules=tuple(asked))
+        yield replace(_case("clusters", words, function, *shapes, dtype=dtype), schedules=tuple(asked))
 
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -329,8 +325,8 @@ def ways_of(case: Case, most: int) -> Iterator[Way]:
     """Yields the largest kernel that a program becomes, not compiled yet: as planned and in others, or as the case asks."""
     options = pf.FuseOptions(check=False, price=False)
     if case.schedules:
-        for target, parts, tile in case.schedules[:most]:
-            asked = replace(options, target=target, parts=parts, tiles=(("j", tile),))
+        for target, parts, tile, rows in case.schedules[:most]:
+            asked = replace(options, target=target, parts=parts, tiles=(("j", tile), ("i", rows)))
             plan = pf.fuse(case.function, options=asked).explain(*case.structs)
             yield from (_way(case, plan, k) for k in plan.kernels if k.target.name == target)
         return

@@ -312,13 +312,23 @@ class Interpreter:
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
         state = self.initial_state(loop, scope)
+
+        def trip(segment: Segment, number: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
+            return self.trip(loop, segment, scope, number, carried)
+
+        self.bind_state(loop, self.run_segments(loop, scope, trip, state), scope)
+
+    def run_segments(
+        self, loop: Loop, scope: Scope, trip: Callable[..., tuple[Array, ...]], state: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        """Returns what a loop carries after all its trips. trip: the next state, of a segment, the trip's number and a state."""
         for segment in reversed(loop.segments) if loop.backwards else loop.segments:
             start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
-            trip = functools.partial(self.trip, loop, segment, scope)
+            body = functools.partial(trip, segment)
             if loop.backwards:
-                trip = functools.partial(_mirrored, trip, start + stop - 1)
-            state = self.machine.loop(start, stop, trip, state)
-        self.bind_state(loop, state, scope)
+                body = functools.partial(_mirrored, body, start + stop - 1)
+            state = self.machine.loop(start, stop, body, state)
+        return state
 
     def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
         """Returns the values that the loop carries before its first trip, then the buffers that it writes.

@@ -4,13 +4,14 @@ Several blocks live on a multiprocessor, whose time is that of one block, shared
 of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35).
 """
 
+import math
 from collections.abc import Sequence
 
 from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import Loop, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
 from pallasfuse.resources.block import REGISTERS, Resources
-from pallasfuse.resources.clusters import slot_bytes
+from pallasfuse.resources.clusters import slot_bytes, told_bytes
 
 OVERLAP = 3.7
 """The exponent of the smooth maximum of resources: the blocks of a cluster wait for each other, and for what they copy."""
@@ -61,7 +62,8 @@ def _shared_bytes(programs: Sequence[TileProgram]) -> int:
     rolled = loops[0].axis
     tile = programs[0].tile(rolled)
     tiles = -(-rolled.extent // tile)
-    return -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
+    rows, blocks = math.prod(t for _, t in programs[-1].grid), members(programs)
+    return rows * -(-tiles // blocks) * tile * slot_bytes(programs, rolled) + told_bytes(programs, blocks)
 
 
 def kept_bytes(work: BlockWork) -> float:
