@@ -1,7 +1,8 @@
-"""Emits what one block of a cluster computes: vectors of a tile in registers, and states, of which every thread leaves its own.
+"""Emits what one block of a cluster computes: vectors of a tile in registers, states as one number for each part.
 
-States, and how they are merged, are the same for any share of a row. So no thread waits for another before the end of a phase: each
-reduces what it has of every tile, and the states of all threads of all blocks are merged where the next phase begins.
+In a loop every thread has states of its own, of the elements that it has of each tile, and waits for no other: how states are
+merged is the same for any share of a row. After the last trip comes one without elements, in which the threads meet: what frames
+are made of is reduced over all of them, each moves its states to the frames of all, and they are reduced in turn.
 """
 
 import functools
@@ -18,9 +19,20 @@ from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Sc
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.reducers import REDUCERS
-from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram, block_start
+from pallasfuse.ir.tile_program import (
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    TileProgram,
+    before,
+    block_start,
+    to_visit,
+    visited,
+)
 from pallasfuse.pallas_backend import mosaic_code
-from pallasfuse.pallas_backend.cluster_rules import FAST
+from pallasfuse.pallas_backend.cluster_rules import FAST, merging
 from pallasfuse.pallas_backend.mosaic_space import THREADS
 
 if TYPE_CHECKING:
@@ -84,7 +96,7 @@ class _Machine:
 
 
 class Phase(Interpreter):
-    """One phase of one row in one block. Along the axis of parts, a tile's array is a list of vectors: what each thread left."""
+    """One phase of one row in one block. Along the axis of parts, a tile's array is a list of numbers."""
 
     def __init__(self, block: "Block", program: TileProgram, number: int, row: int) -> None:
         """number: of the phase. row: among those of the block."""
@@ -95,8 +107,8 @@ class Phase(Interpreter):
         """The slot of the current trip."""
         self.left: dict[str, Array] = {}
         """The states that the phase leaves."""
-        self.by_threads = number < len(block.shape.states)
-        """Does the phase leave states? Then every thread has states of its own, of the elements that it has."""
+        self.by_threads = False
+        """Has every thread states of its own? While a loop carries any."""
         self.rank[OF_THREADS] = len(self.rank)
 
     def scope(self) -> Scope:
@@ -167,11 +179,8 @@ class Phase(Interpreter):
         board, place = self.block.kernel.states[statement.tensor][0], self._place(statement.tensor)
         ref = self.block.boards[board]
         rows = (self.block.row,) if self.block.interpret else ()
-        values = [
-            plgpu.layout_cast(ref[(*rows, pl.ds((place + n) * THREADS, THREADS))], mosaic_code.BY_THREADS)
-            for n in range(self.shape.blocks)
-        ]
-        scope.names[statement.name] = Tile([x.astype(jnp.dtype(statement.dtype)) for x in values], (parts,))
+        values = [ref[(*rows, place + n)].astype(jnp.dtype(statement.dtype)) for n in range(self.shape.blocks)]
+        scope.names[statement.name] = Tile(values, (parts,))
 
     def _widen(self, tile: Tile, axes: tuple[Axis, ...], scope: Scope) -> Tile:
         parts = self.shape.parts
@@ -185,8 +194,7 @@ class Phase(Interpreter):
 
     def _fold(self, tile: Tile, reducer: str, over: tuple[Axis, ...]) -> Tile:
         if self.shape.parts in tile.axes:
-            merged = functools.reduce(TABLE[REDUCERS[reducer].combine], tile.array)
-            return Tile(REDUCTIONS[reducer](merged, (0,)), ())
+            return Tile(functools.reduce(TABLE[REDUCERS[reducer].combine], tile.array), ())
         if not self.by_threads or self.shape.rolled not in tile.axes:
             return super()._fold(tile, reducer, over)
         vector = self.shape.vector
@@ -209,14 +217,14 @@ class Phase(Interpreter):
         boards = dict.fromkeys(kernel.states[name][0] for name in self.left)
         for board in boards:
             own = [n for n in self.left if kernel.states[n][0] == board]
-            places, at = [THREADS * self._place(n) for n in own], THREADS * block.part
-            values = [self._of_threads(self.left[n]).astype(kernel.types[board]) for n in own]
+            places = [self._place(n) for n in own]
+            values = [jnp.asarray(self.left[n]).astype(kernel.types[board]) for n in own]
             if block.interpret:
                 for place, value in zip(places, values, strict=True):
-                    block.boards[board][block.row, pl.ds(place + at, THREADS)] = value
+                    block.boards[board][block.row, place + block.part] = value
             else:
                 mosaic_code.tell_cluster(
-                    block.boards[board], places, at, values, block.met, self.number, self.shape.blocks
+                    block.boards[board], places, block.part, values, block.met, self.number, self.shape.blocks
                 )
 
     def _place(self, state: str) -> int:
@@ -250,6 +258,33 @@ class Phase(Interpreter):
         own = self._fold(Tile(inside, (self.shape.rolled,)), "sum", (self.shape.rolled,)).array.astype(jnp.int32)
         return Tile(jnp.maximum(done // THREADS + own, 1), (OF_THREADS,))  # a thread of none divides nothing by it
 
+    def merged(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
+        """The states of all threads as those of the block: a trip without elements, whose frames are those of all threads."""
+        rolled, inner = self.shape.rolled, scope.nested()
+        stop = self.value(loop.segments[-1].stop, scope).array
+        first, total = self.value(loop.first, scope).array, self.value(loop.to_visit, scope)
+        done = jnp.minimum(jnp.int32(stop) * self.shape.tile, rolled.extent) - first
+        inner.names |= {
+            before(rolled): Tile(done, ()),
+            visited(rolled): Tile(jnp.maximum(done, 1), ()),
+            to_visit(rolled): total,
+        }
+        self.bind_state(loop, state, inner)
+        segment, reducers = loop.segments[0], merging(loop)
+        for s in segment.body:
+            match s:
+                case Reduce(name, _, reducer, value):
+                    nothing = jnp.array(reducer.identity(value.dtype), jnp.dtype(value.dtype))
+                    inner.names[name] = Tile(self._of_threads(nothing), (OF_THREADS,))
+                case Load() if rolled not in s.indices:
+                    self.run((s,), inner)
+                case Let() if rolled not in s.value.axes:
+                    self.run((s,), inner)
+                    tile, by = inner.names[s.name], reducers.get(s.name)
+                    if by is not None and tile.axes:
+                        inner.names[s.name] = Tile(REDUCTIONS[by.name](tile.array, (0,)), ())
+        return tuple(inner.names[c.next_name].array for c in loop.carries)
+
 
 def run_phase(rows: Sequence[Phase]) -> None:
     """Runs a phase of all rows of a block, whose loops are one, and lets the blocks of the cluster meet if it leaves states."""
@@ -277,6 +312,8 @@ def run_phase(rows: Sequence[Phase]) -> None:
 def _run_loop(rows: Sequence[Phase], scopes: Sequence[Scope], loop: Loop) -> None:
     """Runs the trips of all rows together: what all rows have is loaded once for a trip."""
     count, block = len(loop.carries), rows[0].block
+    for row in rows:
+        row.by_threads = count > 0
 
     def trip(segment: Segment, number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         block.passed.clear()
@@ -288,5 +325,7 @@ def _run_loop(rows: Sequence[Phase], scopes: Sequence[Scope], loop: Loop) -> Non
     state = rows[0].run_segments(loop, scopes[0], trip, state)
     block.passed.clear()
     for n, (row, scope) in enumerate(zip(rows, scopes, strict=True)):
-        row.bind_state(loop, state[n * count : (n + 1) * count], scope)
+        merged = row.merged(loop, state[n * count : (n + 1) * count], scope) if count else ()
+        row.by_threads = False
+        row.bind_state(loop, merged, scope)
     block.awaited |= {s.tensor for g in loop.segments for s in g.body if isinstance(s, Load)}

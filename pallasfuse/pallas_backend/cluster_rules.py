@@ -11,6 +11,7 @@ from math import prod
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -200,8 +201,6 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     )  # fmt: skip
     for loop in loops:
         _check_loop(shape, loop)
-    for program in programs[:-1]:
-        _check_states(program)
     return shape
 
 
@@ -230,14 +229,36 @@ def _check_loop(shape: Shape, loop: Loop) -> None:
         raise Unsuited("the segments of a loop load different tensors")
     for carry in loop.carries:
         _check_scalar(shape, carry)
+    merging(loop)
 
 
-def _check_states(program: TileProgram) -> None:
-    """Every state is one that a loop carries, so that each thread has one of its own elements."""
-    carried = {c.name for s in program.body if isinstance(s, Loop) for c in s.carries}
-    for s in program.body:
-        if isinstance(s, Store) and not (isinstance(s.value, Read) and s.value.tensor in carried):
-            raise Unsuited(f"{s.tensor} is left of what no loop carries")
+def merging(loop: Loop) -> dict[str, Reducer]:
+    """Returns how the states that threads carry become one, by the name of the next state: by what a trip reduces for it.
+
+    A state of which a trip reduces nothing, as a frame, must be the same in all threads once those that it is made of are one.
+
+    Raises:
+      Unsuited: they become none.
+    """
+    found: dict[str, Reducer] = {}
+    wanted = {c.next_name for c in loop.carries}
+    for segment in loop.segments:
+        reduced = {s.name: s.reducer for s in segment.body if isinstance(s, Reduce)}
+        own = {c.name for c in loop.carries} | reduced.keys()
+        """What differs from thread to thread."""
+        for s in segment.body:
+            if not isinstance(s, Let):
+                continue
+            made_of = [reduced[t] for t in s.value.tensors if t in reduced]
+            if s.name in wanted and len(made_of) == 1:
+                if found.setdefault(s.name, made_of[0]) != made_of[0]:
+                    raise Unsuited(f"segments reduce {s.name} in two ways")
+            elif not own.isdisjoint(s.value.tensors):
+                own.add(s.name)
+        undefined = wanted - {s.name for s in segment.body if isinstance(s, Let)}
+        for name in sorted(wanted & own | undefined):
+            raise Unsuited(f"the states {name} of threads do not become one")
+    return found
 
 
 def _check_scalar(shape: Shape, carry: Carry) -> None:
@@ -310,14 +331,14 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
     for number, tensors in enumerate(shape.states):
         types = [word(t) for t in tensors]
         for dtype in dict.fromkeys(types):
-            size = types.count(dtype) * shape.together * shape.blocks * THREADS
+            size = types.count(dtype) * shape.together * shape.blocks
             found.append(Allocation(f"{number}.{dtype}", 1, (size,), dtype))
     return tuple(found)
 
 
 def words_told(shape: Shape) -> tuple[int, ...]:
-    """Counts the words that are written to a block at each meeting: the end of a phase, of which every thread leaves its states."""
-    return tuple(len(tensors) * shape.together * shape.blocks * THREADS for tensors in shape.states)
+    """Counts the words that are written to a block at each meeting: the end of a phase, whose states every block leaves."""
+    return tuple(len(tensors) * shape.together * shape.blocks for tensors in shape.states)
 
 
 def meetings(shape: Shape) -> tuple[Allocation, ...]:

@@ -73,25 +73,26 @@ def await_preparation() -> None:
 def tell_cluster(
     board: Any, places: Sequence[int], at: Any, values: Sequence[Any], barriers: Any, meeting: int, blocks: int
 ) -> None:
-    """Writes `board[place + at + thread] = value` for each place and its value in all blocks of a one-dimensional cluster.
+    """Writes `board[place + at] = value` for each place and its value in all blocks of a one-dimensional cluster.
 
-    By a warpgroup, each of whose threads has its own element of the values. A block sees what was written to it after `meet`.
+    By a warpgroup for which all these are uniform. A block sees what was written to it after `meet`.
     """
+    splat = plgpu.Layout.WG_SPLAT(())
 
     def tell(_: Any, board: Any, barriers: Any, at: Any, values: Any) -> None:
         i32, index = _ir.IntegerType.get_signless(32), _ir.IndexType.get()
         number = at.registers.item()
         number = number if number.type == index else _arith.index_cast(index, number)
-        thread = _arith.remui(_utils.thread_idx(), _word(THREADS))
-        number = _arith.addi(number, _arith.index_cast(index, thread))
-        for place, value in zip(places, values, strict=True):
-            here = _address(board, _arith.addi(number, _arith.constant(index, place)))
-            word = _element(value.registers.item(), 0)
-            word = word if word.type == i32 else _arith.bitcast(i32, word)
-            for peer in range(blocks):
-                _utils.inline_ptx(_SEND, here, _barrier(barriers, meeting), _word(peer), word, has_side_effects=True)
+        # each of the first threads writes to a block of its own
+        peer = _arith.remui(_utils.thread_idx(), _word(THREADS))
+        with mosaic.when(_arith.cmpi(_arith.CmpIPredicate.ult, peer, _word(blocks))):
+            for place, value in zip(places, values, strict=True):
+                here = _address(board, _arith.addi(number, _arith.constant(index, place)))
+                word = value.registers.item()
+                word = word if word.type == i32 else _arith.bitcast(i32, word)
+                _utils.inline_ptx(_SEND, here, _barrier(barriers, meeting), peer, word, has_side_effects=True)
 
-    types = (plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT(()), [BY_THREADS] * len(values))
+    types = (plgpu.RefType(), plgpu.RefType(), splat, [splat] * len(values))
     plgpu.inline_mgpu(arg_types=types)(tell)(board, barriers, at, list(values))
 
 

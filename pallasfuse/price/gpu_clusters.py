@@ -11,7 +11,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import Loop, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
 from pallasfuse.resources.block import REGISTERS, Resources
-from pallasfuse.resources.clusters import slot_bytes, told_bytes
+from pallasfuse.resources.clusters import slot_bytes
 
 OVERLAP = 3.7
 """The exponent of the smooth maximum of resources: the blocks of a cluster wait for each other, and for what they copy."""
@@ -62,8 +62,8 @@ def _shared_bytes(programs: Sequence[TileProgram]) -> int:
     rolled = loops[0].axis
     tile = programs[0].tile(rolled)
     tiles = -(-rolled.extent // tile)
-    rows, blocks = math.prod(t for _, t in programs[-1].grid), members(programs)
-    return rows * -(-tiles // blocks) * tile * slot_bytes(programs, rolled) + told_bytes(programs, blocks)
+    rows = math.prod(t for _, t in programs[-1].grid)
+    return rows * -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
 
 
 def kept_bytes(work: BlockWork) -> float:

@@ -5,15 +5,10 @@ for each tile. A result along the row leaves by the slots of a stream of its typ
 """
 
 from collections.abc import Sequence
-from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import Load, Loop, Statement, Store, TileProgram, every
-
-THREADS = 128
-"""The threads of a block: a warpgroup."""
-_WORD_BYTES = 4
 
 
 def streams_of(programs: Sequence[TileProgram], rolled: Axis) -> tuple[Load, ...]:
@@ -37,12 +32,6 @@ def slot_bytes(programs: Sequence[TileProgram], rolled: Axis) -> int:
     types = {t.name: t.dtype for t in programs[-1].outputs}
     own = [name for name, buffer in leaving(programs, rolled, streams).items() if buffer == name]
     return sum(dtypes.itemsize_bytes(t) for t in (*(s.dtype for s in streams), *(types[n] for n in own)))
-
-
-def told_bytes(programs: Sequence[TileProgram], members: int) -> int:
-    """Returns the bytes of shared memory to which every thread of every block of a cluster writes the states of a block's rows."""
-    rows = prod(t for _, t in programs[-1].grid)
-    return sum(len(p.outputs) for p in programs[:-1]) * rows * members * THREADS * _WORD_BYTES
 
 
 def leaving(programs: Sequence[TileProgram], rolled: Axis, streams: tuple[Load, ...]) -> dict[str, str]:
