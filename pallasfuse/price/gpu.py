@@ -142,7 +142,9 @@ def _one(
     moved = [_moved(w, in_cache, kept=emission.together) for w in works]
     unique = _largest_by_tensor(moved) if emission.together else sum(m.memory for w in moved for m in w)
     sectors = (
-        _largest_by_tensor(moved, sectors=True) if emission.together else sum(m.sectors for w in moved for m in w)
+        _largest_by_tensor([[m for m in of if not m.is_store] for of in moved], sectors=True)
+        if emission.together  # whose copy engine stores beside what is loaded
+        else sum(m.sectors for w in moved for m in w)
     ) * blocks
     by_warps = not (emission.warpgroups or emission.together)
     # a block of a cluster asks for its whole part at once, others for a trip at a time
@@ -210,7 +212,11 @@ def _one(
         * processors
         / (device.vector_gop_s / device.clock_ghz)
     )
-    vector_us += shares * clock_us * sum(_REDUCED_CLOCKS * w.reductions * w.warps + w.shuffles for w in works)
+    if emission.together:
+        exchanged = _REDUCED_CLOCKS * gpu_clusters.meetings(programs) * works[0].warps
+    else:
+        exchanged = sum(_REDUCED_CLOCKS * w.reductions * w.warps + w.shuffles for w in works)
+    vector_us += shares * clock_us * exchanged
     special = latency_factor * sum(o.special + o.converted for o in operations)
     special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
@@ -442,7 +448,7 @@ def _occupancy(
     if programs[0].persistent:
         return 1
     if emission.together:
-        return gpu_clusters.resident_blocks(programs, device, held)
+        return gpu_clusters.resident_blocks(programs, device)
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)
     shared = sum(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups

@@ -1,19 +1,20 @@
 """The price of a block of a cluster, by itself: it copies its part of a row, and computes with one warpgroup, phase by phase.
 
-Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers are fitted to 139 kernels
-of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35).
+Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers were fitted to 139 kernels
+of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35). Since
+threads meet only after a loop, the exponent is that of 13 kernels of six programs of 128256 columns.
 """
 
 import math
 from collections.abc import Sequence
 
 from pallasfuse.device import Device
-from pallasfuse.ir.tile_program import Loop, TileProgram, every
+from pallasfuse.ir.tile_program import Loop, Reduce, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
-from pallasfuse.resources.block import REGISTERS, Resources
+from pallasfuse.resources.block import MOST_REGISTERS, REGISTERS
 from pallasfuse.resources.clusters import slot_bytes
 
-OVERLAP = 3.7
+OVERLAP = 5.0
 """The exponent of the smooth maximum of resources: the blocks of a cluster wait for each other, and for what they copy."""
 _BLOCK_US = 2.2
 """To begin, and to end."""
@@ -23,20 +24,29 @@ _MEMBER_US = 0.18
 """The time that each block of a cluster adds to that of every one: they begin together, and end together."""
 _TRIP_US = 0.21
 _REDUCTION_US = 0.11
-"""The latency of a reduction over the warpgroup."""
+"""The latency of a reduction over the warpgroup, of which a loop has one for each state of a row."""
 _COPIED_GB_S = 130.0
 """The rate at which a block copies its part, while others do the same."""
-_BOUND_REGISTERS, _TAKEN_SHARE = 64, 0.9
-"""The registers of a thread that the bound counts and the compiler does without, and the share of the others that it takes."""
-_LEAST_REGISTERS = 32
+_REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
+"""The registers of a thread besides those of tiles, and those for each of its elements of the tiles of all rows: of thirteen kernels
+with up to three values of a row the compiler took 0.95 to 1.1 times as many, but for three with fewer values."""
+_THREADS = 128
+"""The threads of a block: one warpgroup."""
 _MOST_BLOCKS = 16
 
 
 def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> float:
     """Returns the time of one block, from its first copy to its last."""
-    computed_us = sum(_TRIP_US * w.trips + _REDUCTION_US * w.reductions for w in works)
+    computed_us = _TRIP_US * sum(w.trips for w in works) + _REDUCTION_US * meetings(programs)
     waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members(programs)
     return computed_us + waited_us + 1e-3 * kept_bytes(works[0]) / _COPIED_GB_S
+
+
+def meetings(programs: Sequence[TileProgram]) -> int:
+    """Counts the reductions over all threads of a block: after each loop, of every state of every row."""
+    loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
+    reduced = sum(isinstance(s, Reduce) for loop in loops for s in loop.segments[0].body)
+    return reduced * _rows(programs)
 
 
 def members(programs: Sequence[TileProgram]) -> int:
@@ -45,13 +55,18 @@ def members(programs: Sequence[TileProgram]) -> int:
     return splits[0].part.extent if splits else 1
 
 
-def resident_blocks(programs: Sequence[TileProgram], device: Device, held: Resources | None) -> int:
+def resident_blocks(programs: Sequence[TileProgram], device: Device) -> int:
     """Counts the blocks that live on a multiprocessor, by what they keep in shared memory and in registers."""
-    by_registers = _MOST_BLOCKS
-    if held is not None:
-        registers = max(_LEAST_REGISTERS, _TAKEN_SHARE * (held.registers - _BOUND_REGISTERS))
-        by_registers = int(REGISTERS / (registers * held.threads))
+    tiles = [p.tile(s.axis) for p in programs for s in p.body if isinstance(s, Loop)]
+    elements = max(tiles, default=0) * _rows(programs) / _THREADS
+    registers = min(MOST_REGISTERS, _REGISTERS + _ELEMENT_REGISTERS * elements)
+    by_registers = int(REGISTERS / (registers * _THREADS))
     return max(1, min(_MOST_BLOCKS, by_registers, device.shared_memory_bytes // max(1, _shared_bytes(programs))))
+
+
+def _rows(programs: Sequence[TileProgram]) -> int:
+    """Counts the rows of a block."""
+    return math.prod(t for _, t in programs[-1].grid)
 
 
 def _shared_bytes(programs: Sequence[TileProgram]) -> int:
@@ -62,8 +77,7 @@ def _shared_bytes(programs: Sequence[TileProgram]) -> int:
     rolled = loops[0].axis
     tile = programs[0].tile(rolled)
     tiles = -(-rolled.extent // tile)
-    rows = math.prod(t for _, t in programs[-1].grid)
-    return rows * -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
+    return _rows(programs) * -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
 
 
 def kept_bytes(work: BlockWork) -> float:

@@ -27,8 +27,8 @@ from pallasfuse.targets import Target
 
 
 def _held(programs: Sequence[TileProgram], target: Target) -> list[Resources] | None:
-    """The resources of the blocks of each program, where a compiler decides on them; of a cluster only registers count."""
-    if target.warpgroup_rows:
+    """The resources of the blocks of each program, where a compiler decides on them."""
+    if target.warpgroup_rows or target.cluster:
         return None
     return [triton.resources(as_threads_run_it(p).program, target) for p in programs]
 

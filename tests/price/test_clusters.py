@@ -62,7 +62,7 @@ def test_results_that_leave_by_slots_of_their_own_take_shared_memory():
     x = struct(80, 128256, dtype=jnp.bfloat16)
     of_half = in_clusters(lambda x: jax.nn.softmax(x, -1), x, parts=8, tile=8192)
     wider = in_clusters(softmax_in_float32, x, parts=8, tile=8192)
-    resident = [gpu_clusters.resident_blocks([p for p, _ in phases], H200, None) for phases in (of_half, wider)]
+    resident = [gpu_clusters.resident_blocks([p for p, _ in phases], H200) for phases in (of_half, wider)]
     assert resident == [7, 2]  # 32 KB, and 64 KB more
     for phases, count in zip((of_half, wider), resident, strict=True):
         held = kernel_resources.resources([p for p, _ in phases], phases[0][1])
