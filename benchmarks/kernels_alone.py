@@ -49,8 +49,8 @@ class Case:
     label: str
     function: Callable[..., Any]
     structs: tuple[jax.ShapeDtypeStruct, ...]
-    schedules: tuple[tuple[str, int, int, int], ...] = ()
-    """Schedules that are asked for, in place of what is planned: a target, the parts of axis j, and the tiles of j and of i."""
+    schedules: tuple[tuple[str, int, int], ...] = ()
+    """Schedules that are asked for, in place of what is planned: a target, the parts of axis j, and its tile."""
 
 
 def _case(kind: str, words: str, function: Callable[..., Any], *shapes: Sequence[int], dtype: str = "float32") -> Case:
@@ -276,7 +276,7 @@ def attention() -> Iterator[Case]:
 
 
 def clusters() -> Iterator[Case]:
-    """Yields long rows whose parts the blocks of a cluster keep, by the sizes of a cluster and of a tile, and rows of a block."""
+    """Yields long rows whose parts the blocks of a cluster keep, by the sizes of a cluster and of a tile."""
 
     def normalised(x: Any, w: Any) -> Any:
         y = x.astype(jnp.float32)
@@ -296,10 +296,10 @@ def clusters() -> Iterator[Case]:
         if dtype == "float32" and words != "softmax":
             continue
         asked = []
-        for rows, parts, tile in itertools.product((1, 2, 4) if words == "norm" else (1,), (2, 4, 8), (4096, 8192)):
-            slots = rows * -(-n // (parts * tile))
+        for parts, tile in itertools.product((2, 4, 8), (4096, 8192)):
+            slots = -(-n // (parts * tile))
             if slots <= most_slots and slots * tile * jnp.dtype(dtype).itemsize <= most_shared:
-                asked.append(("mosaic_cluster", parts, tile, rows))
+                asked.append(("mosaic_cluster", parts, tile))
         shapes = [(m, n), (n,)] if words == "norm" else [(m, n)]
         yield replace(_case("clusters", words, function, *shapes, dtype=dtype), schedules=tuple(asked))
 
@@ -325,8 +325,8 @@ def ways_of(case: Case, most: int) -> Iterator[Way]:
     """Yields the largest kernel that a program becomes, not compiled yet: as planned and in others, or as the case asks."""
     options = pf.FuseOptions(check=False, price=False)
     if case.schedules:
-        for target, parts, tile, rows in case.schedules[:most]:
-            asked = replace(options, target=target, parts=parts, tiles=(("j", tile), ("i", rows)))
+        for target, parts, tile in case.schedules[:most]:
+            asked = replace(options, target=target, parts=parts, tiles=(("j", tile),))
             plan = pf.fuse(case.function, options=asked).explain(*case.structs)
             yield from (_way(case, plan, k) for k in plan.kernels if k.target.name == target)
         return

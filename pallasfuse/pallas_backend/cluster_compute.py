@@ -6,7 +6,7 @@ are made of is reduced over all of them, each moves its states to the frames of 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -27,7 +27,6 @@ from pallasfuse.ir.tile_program import (
     Segment,
     TileProgram,
     before,
-    block_start,
     to_visit,
     visited,
 )
@@ -50,15 +49,12 @@ class _Machine:
         self.phase, self.block = phase, phase.block
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
-        block, rolled, row = self.block, self.block.shape.rolled, self.phase.row
+        block, rolled = self.block, self.block.shape.rolled
         if rolled not in indices:
-            return block.arrays[tensor][block.at(row, indices)]
-        window, slot = windows[rolled], block.place(row, self.phase.slot)
+            return block.arrays[tensor][block.at(indices)]
+        window, slot = windows[rolled], self.phase.slot
         if tensor not in block.full:  # it is padded with zeros
-            if tensor not in block.passed:
-                array = block.arrays[tensor][pl.ds(window.start, window.size)]
-                block.passed[tensor] = self.phase.laid_out(array)
-            return block.passed[tensor]
+            return self.phase.laid_out(block.arrays[tensor][pl.ds(window.start, window.size)])
         if tensor not in block.awaited:
             plgpu.barrier_wait(block.full[tensor].at[slot])
         value = self.phase.laid_out(block.memory[tensor][slot])
@@ -68,21 +64,21 @@ class _Machine:
         return jnp.where(inside, value, jnp.zeros_like(value))
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], value: Array) -> None:
-        block, rolled, row = self.block, self.block.shape.rolled, self.phase.row
+        block, rolled = self.block, self.block.shape.rolled
         if rolled not in indices:
 
             def write() -> None:
-                block.arrays[tensor][block.at(row, indices)] = value
+                block.arrays[tensor][block.at(indices)] = value
 
             write() if block.shape.part is None else pl.when(block.part == 0)(write)
             return
-        window, slot = windows[rolled], block.place(row, self.phase.slot)
+        window, slot = windows[rolled], self.phase.slot
         buffer = block.memory[block.shape.buffers[tensor]].at[slot]
         buffer[...] = value
         plgpu.commit_smem()
         size = block.shape.rest if window.overhangs else window.size
         source = buffer if size == window.size else buffer.at[pl.ds(0, size)]
-        plgpu.copy_smem_to_gmem(source, block.arrays[tensor].at[block.at(row, indices, pl.ds(window.start, size))])
+        plgpu.copy_smem_to_gmem(source, block.arrays[tensor].at[block.at(indices, pl.ds(window.start, size))])
 
     def pin(self, value: Array) -> Array:
         return lax.optimization_barrier(value) if value.dtype == jnp.float32 else value  # a cast has rounded the others
@@ -96,11 +92,10 @@ class _Machine:
 
 
 class Phase(Interpreter):
-    """One phase of one row in one block. Along the axis of parts, a tile's array is a list of numbers."""
+    """One phase in one block. Along the axis of parts, a tile's array is a list of numbers."""
 
-    def __init__(self, block: "Block", program: TileProgram, number: int, row: int) -> None:
-        """number: of the phase. row: among those of the block."""
-        self.block, self.number, self.row = block, number, row
+    def __init__(self, block: "Block", program: TileProgram, number: int) -> None:
+        self.block, self.number = block, number
         super().__init__(program, _Machine(self))  # type: ignore[arg-type]
         self.shape = block.shape
         self.slot: Any = 0
@@ -111,16 +106,10 @@ class Phase(Interpreter):
         """Has every thread states of its own? While a loop carries any."""
         self.rank[OF_THREADS] = len(self.rank)
 
-    def scope(self) -> Scope:
-        """What is known when the phase begins: where its row is."""
-        starts, rows = self.block.starts[self.row], dict(self.shape.rows)
-        windows = {
-            a: DynamicSlice(starts.get(a, 0), 1, False) if a in rows else DynamicSlice(0, t, a.extent % t != 0)
-            for a, t in self.program.tiles
-        }
-        if self.shape.part is not None:
-            windows[self.shape.part] = DynamicSlice(self.block.part, 1, False)
-        return Scope(windows, {block_start(a): Tile(start, ()) for a, start in starts.items()})
+    def run_block(self, starts: Mapping[Axis, Array]) -> None:
+        super().run_block(starts)
+        if self.left:
+            self._exchange()
 
     # --- vectors
 
@@ -176,7 +165,7 @@ class Phase(Interpreter):
             array = self.machine.load(statement.tensor, statement.indices, scope.windows, statement.again)
             scope.names[statement.name] = Tile(array, tuple(a for a in statement.indices if a == self.shape.rolled))
             return
-        board, place = self.block.kernel.states[statement.tensor][0], self._place(statement.tensor)
+        board, place = self.block.kernel.states[statement.tensor]
         ref = self.block.boards[board]
         rows = (self.block.row,) if self.block.interpret else ()
         values = [ref[(*rows, place + n)].astype(jnp.dtype(statement.dtype)) for n in range(self.shape.blocks)]
@@ -211,13 +200,15 @@ class Phase(Interpreter):
         tile = self._widen(self.value(value, scope), indices, scope)
         self.machine.store(tensor, indices, scope.windows, jnp.asarray(tile.array))
 
-    def tell(self) -> None:
-        """Give the states of the row to all blocks."""
+    def _exchange(self) -> None:
+        """Give the states to all blocks, and wait for theirs."""
         kernel, block = self.block.kernel, self.block
         boards = dict.fromkeys(kernel.states[name][0] for name in self.left)
+        if not self.number and not block.interpret:
+            mosaic_code.await_preparation()
         for board in boards:
             own = [n for n in self.left if kernel.states[n][0] == board]
-            places = [self._place(n) for n in own]
+            places = [kernel.states[n][1] for n in own]
             values = [jnp.asarray(self.left[n]).astype(kernel.types[board]) for n in own]
             if block.interpret:
                 for place, value in zip(places, values, strict=True):
@@ -226,12 +217,24 @@ class Phase(Interpreter):
                 mosaic_code.tell_cluster(
                     block.boards[board], places, block.part, values, block.met, self.number, self.shape.blocks
                 )
-
-    def _place(self, state: str) -> int:
-        """Where the board of a state has those of this row."""
-        return self.block.kernel.states[state][1] + self.row * self.shape.blocks
+        if block.interpret:
+            plgpu.barrier_arrive(block.met[self.number])
+            plgpu.barrier_wait(block.met[self.number])
+        else:
+            mosaic_code.meet(block.met, self.number)
 
     # --- loops
+
+    def _loop(self, loop: Loop, scope: Scope) -> None:
+        def trip(segment: Segment, number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            return self.trip(loop, segment, scope, number, state)
+
+        self.by_threads = bool(loop.carries)
+        state = self.run_segments(loop, scope, trip, self.initial_state(loop, scope))
+        merged = self._merged(loop, state, scope) if self.by_threads else state
+        self.by_threads = False
+        self.bind_state(loop, merged, scope)
+        self.block.awaited |= {s.tensor for g in loop.segments for s in g.body if isinstance(s, Load)}
 
     def trip(
         self, loop: Loop, segment: Segment, scope: Scope, number: Array, state: tuple[Array, ...]
@@ -258,7 +261,7 @@ class Phase(Interpreter):
         own = self._fold(Tile(inside, (self.shape.rolled,)), "sum", (self.shape.rolled,)).array.astype(jnp.int32)
         return Tile(jnp.maximum(done // THREADS + own, 1), (OF_THREADS,))  # a thread of none divides nothing by it
 
-    def merged(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
+    def _merged(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
         """The states of all threads as those of the block: a trip without elements, whose frames are those of all threads."""
         rolled, inner = self.shape.rolled, scope.nested()
         stop = self.value(loop.segments[-1].stop, scope).array
@@ -284,48 +287,3 @@ class Phase(Interpreter):
                     if by is not None and tile.axes:
                         inner.names[s.name] = Tile(REDUCTIONS[by.name](tile.array, (0,)), ())
         return tuple(inner.names[c.next_name].array for c in loop.carries)
-
-
-def run_phase(rows: Sequence[Phase]) -> None:
-    """Runs a phase of all rows of a block, whose loops are one, and lets the blocks of the cluster meet if it leaves states."""
-    first, block = rows[0], rows[0].block
-    scopes = [row.scope() for row in rows]
-    for statement in first.program.body:
-        if isinstance(statement, Loop):
-            _run_loop(rows, scopes, statement)
-            continue
-        for row, scope in zip(rows, scopes, strict=True):
-            row.run((statement,), scope)
-    if not first.left:
-        return
-    if not first.number and not block.interpret:
-        mosaic_code.await_preparation()
-    for row in rows:
-        row.tell()
-    if block.interpret:
-        plgpu.barrier_arrive(block.met[first.number])
-        plgpu.barrier_wait(block.met[first.number])
-    else:
-        mosaic_code.meet(block.met, first.number)
-
-
-def _run_loop(rows: Sequence[Phase], scopes: Sequence[Scope], loop: Loop) -> None:
-    """Runs the trips of all rows together: what all rows have is loaded once for a trip."""
-    count, block = len(loop.carries), rows[0].block
-    for row in rows:
-        row.by_threads = count > 0
-
-    def trip(segment: Segment, number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        block.passed.clear()
-        own = [state[n * count : (n + 1) * count] for n in range(len(rows))]
-        each = zip(rows, scopes, own, strict=True)
-        return tuple(x for row, scope, mine in each for x in row.trip(loop, segment, scope, number, mine))
-
-    state = tuple(x for row, scope in zip(rows, scopes, strict=True) for x in row.initial_state(loop, scope))
-    state = rows[0].run_segments(loop, scopes[0], trip, state)
-    block.passed.clear()
-    for n, (row, scope) in enumerate(zip(rows, scopes, strict=True)):
-        merged = row.merged(loop, state[n * count : (n + 1) * count], scope) if count else ()
-        row.by_threads = False
-        row.bind_state(loop, merged, scope)
-    block.awaited |= {s.tensor for g in loop.segments for s in g.body if isinstance(s, Load)}

@@ -1,7 +1,6 @@
-"""The phases of a split -> one `plgpu.kernel`: a cluster of thread blocks for a row or a few, which stay in their shared memory.
+"""The phases of a split -> one `plgpu.kernel`: a cluster of thread blocks for each row, which stays in their shared memory.
 
-A block copies its part of every stream at once, tile by tile, into slots that each have a barrier. Where it has several rows, what
-all rows have is loaded once for them. Where a phase ends, every block
+A block copies its part of every stream at once, tile by tile, into slots that each have a barrier. Where a phase ends, every block
 writes its state to the shared memory of all blocks, and waits until those of all have come (`mosaic_code`). Results leave from the
 slots. Nobody writes to a block that may have ended: it has waited for all that is written to it.
 
@@ -27,7 +26,7 @@ from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, TileProgram
 from pallasfuse.pallas_backend import mosaic_code
-from pallasfuse.pallas_backend.cluster_compute import PART, Phase, run_phase
+from pallasfuse.pallas_backend.cluster_compute import PART, Phase
 from pallasfuse.pallas_backend.cluster_rules import MEETING_WORDS, Shape, boards, examine, slots, word, words_told
 
 ROW = "row"
@@ -81,7 +80,7 @@ class Kernel:
             for tensor in tensors:
                 board = f"{number}.{word(tensor)}"
                 before = sum(b == board for b, _ in self.states.values())
-                self.states[tensor.name] = board, before * shape.together * shape.blocks
+                self.states[tensor.name] = board, before * shape.blocks
         self.boards = {b.name: jax.ShapeDtypeStruct((self.rows, *b.size), jnp.dtype(b.dtype)) for b in self.shared_boards
                        if interpret}  # fmt: skip
 
@@ -96,7 +95,7 @@ class Kernel:
         names = [t.name for t in (*shape.inputs, *shape.results)] + list(self.boards)
         arrays = dict(zip(names, refs, strict=True))
         memory = {a.name: plgpu.SMEM(a.shape, jnp.dtype(a.dtype)) for a in self.slots}
-        full = {s.tensor: plgpu.Barrier(num_barriers=shape.together * shape.slots) for s in shape.streams}
+        full = {s.tensor: plgpu.Barrier(num_barriers=shape.slots) for s in shape.streams}
         boards = {b.name: plgpu.SMEM(b.size, jnp.dtype(b.dtype)) for b in self.shared_boards if not self.interpret}
         met: Any = []
         if self.interpret:
@@ -120,39 +119,27 @@ class Block:
         self.row = lax.axis_index(ROW)
         self.part = 0 if shape.part is None else lax.axis_index(PART)
         rows = replace(shape.programs[-1], grid=shape.rows, descending=(), interleave=1)
-        first: dict[Axis, Any] = block_starts(rows, self.row)
+        self.starts: dict[Axis, Any] = block_starts(rows, self.row)
         if shape.part is not None:
-            first[shape.part] = self.part
-        several = next((a for a, t in shape.rows if t > 1), None)
-        self.starts: list[dict[Axis, Any]] = [
-            first if several is None else {**first, several: first[several] + n} for n in range(shape.together)
-        ]
-        """Where each row of the block begins."""
+            self.starts[shape.part] = self.part
         self.awaited: set[str] = set()
         """Streams whose copies an earlier loop has awaited."""
-        self.passed: dict[str, Any] = {}
-        """What a trip has loaded of tensors that all rows have."""
 
     def run(self) -> None:
         for slot in range(self.shape.slots):
             for stream in self.shape.streams:
-                for row in range(self.shape.together):
-                    self._fetch(stream, slot, row)
+                self._fetch(stream, slot)
         if self.shape.states and not self.interpret:
             mosaic_code.prepare_meetings(self.met, [4 * b for b in words_told(self.shape)])
         for number, program in enumerate(self.shape.programs):
-            run_phase([Phase(self, program, number, row) for row in range(self.shape.together)])
+            Phase(self, program, number).run_block(self.starts)
         if self.shape.buffers:
             plgpu.wait_smem_to_gmem(0)
 
-    def at(self, row: int, indices: tuple[Axis, ...], last: Any = None) -> tuple[Any, ...]:
-        """The index of one of the block's rows, and `last` along the rolled axis."""
-        found = tuple(last if a == self.shape.rolled else self.starts[row][a] for a in indices)
+    def at(self, indices: tuple[Axis, ...], last: Any = None) -> tuple[Any, ...]:
+        """The index of the block's row, and `last` along the rolled axis."""
+        found = tuple(last if a == self.shape.rolled else self.starts[a] for a in indices)
         return found or (0,)
-
-    def place(self, row: int, slot: Any) -> Any:
-        """The number of a slot among those of all rows."""
-        return row * self.shape.slots + slot
 
     def is_whole(self, slot: int) -> Any:
         """Does the tile in a slot lie inside the axis? True or False where that is known."""
@@ -162,16 +149,15 @@ class Block:
             return True
         return False if first >= shape.whole else self.part * shape.slots + slot < shape.whole
 
-    def _fetch(self, stream: Load, slot: int, row: int) -> None:
-        """Ask for the tile of a row that belongs in a slot."""
+    def _fetch(self, stream: Load, slot: int) -> None:
+        """Ask for the tile that belongs in a slot."""
         shape, name = self.shape, stream.tensor
 
         def copy(start: Any, size: int) -> None:
-            source = self.arrays[name].at[self.at(row, stream.indices, pl.ds(start, size))]
-            place = self.place(row, slot)
-            target = self.memory[name].at[place]
+            source = self.arrays[name].at[self.at(stream.indices, pl.ds(start, size))]
+            target = self.memory[name].at[slot]
             target = target if size == shape.tile else target.at[pl.ds(0, size)]
-            plgpu.copy_gmem_to_smem(source, target, self.full[name].at[place], oob_mode=_compat.in_bounds())
+            plgpu.copy_gmem_to_smem(source, target, self.full[name].at[slot], oob_mode=_compat.in_bounds())
 
         _when(self.is_whole(slot), lambda: copy((self.part * shape.slots + slot) * shape.tile, shape.tile))
         owner, place = divmod(shape.whole, shape.slots)

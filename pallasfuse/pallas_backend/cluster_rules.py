@@ -6,7 +6,6 @@ there. One warpgroup computes. States, one number for each row, go to the shared
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -67,8 +66,6 @@ class Shape:
     tile: int
     vector: int
     """The number of neighbouring elements that a thread has."""
-    rows: tuple[tuple[Axis, int], ...]
-    """The grid of rows, with how many of an axis one block has: more than one of at most one axis."""
     part: Axis | None
     """The grid axis that numbers the blocks of a cluster; None where one block has the whole row."""
     parts: Axis | None
@@ -102,9 +99,9 @@ class Shape:
         return self.rolled.extent % self.tile
 
     @property
-    def together(self) -> int:
-        """The number of rows that one block has."""
-        return prod(t for _, t in self.rows)
+    def rows(self) -> tuple[tuple[Axis, int], ...]:
+        """The grid of rows."""
+        return tuple((a, t) for a, t in self.programs[-1].grid if a != self.part)
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -174,14 +171,10 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     if part is not None and (len(programs) < 2 or part.extent > MOST_BLOCKS):
         raise Unsuited(f"it leaves the states of {part.extent} parts")
     parts = next((a for a in programs[-1].order if a.name == f"{rolled.name}.parts"), None)
-    rows = tuple((a, t) for a, t in programs[-1].grid if a != part)
     for program in programs:
-        several = [(a, t) for a, t in program.tiles if t > 1 and a not in (rolled, parts)]
-        if len(several) > 1 or any((a, t) not in rows or a.extent % t for a, t in several):
-            names = ", ".join(a.name for a, _ in several)
-            raise Unsuited(
-                f"a block has several elements along {names}, and only whole rows along one axis are computed together"
-            )
+        several = [a.name for a, t in program.tiles if t > 1 and a not in (rolled, parts)]
+        if several:
+            raise Unsuited(f"a block has several elements along {', '.join(several)}, and one row is what it computes")
     if tile % THREADS or tile > THREADS * _MOST_ELEMENTS:
         raise Unsuited(f"{THREADS} threads do not share {tile} elements")
     loads: dict[str, Load] = {}
@@ -196,7 +189,7 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     tiles = -(-rolled.extent // tile)
     slots = -(-tiles // blocks)
     shape = Shape(
-        programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), rows, part, parts, slots, streams, passing,
+        programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, streams, passing,
         tuple(p.outputs for p in programs[:-1]), leaving(programs, rolled, streams), is_approximate(programs),
     )  # fmt: skip
     for loop in loops:
@@ -322,7 +315,7 @@ def slots(shape: Shape) -> tuple[Allocation, ...]:
     """A buffer for every stream and for every result that leaves by one of its own."""
     types = {t.name: t.dtype for t in (*shape.inputs, *shape.results)}
     held = [s.tensor for s in shape.streams] + [n for n, b in shape.buffers.items() if n == b]
-    return tuple(Allocation(name, shape.together * shape.slots, (shape.tile,), types[name]) for name in held)
+    return tuple(Allocation(name, shape.slots, (shape.tile,), types[name]) for name in held)
 
 
 def boards(shape: Shape) -> tuple[Allocation, ...]:
@@ -331,14 +324,14 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
     for number, tensors in enumerate(shape.states):
         types = [word(t) for t in tensors]
         for dtype in dict.fromkeys(types):
-            size = types.count(dtype) * shape.together * shape.blocks
+            size = types.count(dtype) * shape.blocks
             found.append(Allocation(f"{number}.{dtype}", 1, (size,), dtype))
     return tuple(found)
 
 
 def words_told(shape: Shape) -> tuple[int, ...]:
     """Counts the words that are written to a block at each meeting: the end of a phase, whose states every block leaves."""
-    return tuple(len(tensors) * shape.together * shape.blocks for tensors in shape.states)
+    return tuple(len(tensors) * shape.blocks for tensors in shape.states)
 
 
 def meetings(shape: Shape) -> tuple[Allocation, ...]:
@@ -349,7 +342,7 @@ def meetings(shape: Shape) -> tuple[Allocation, ...]:
 
 def barrier_count(shape: Shape) -> int:
     """Counts the barriers: one for each slot of a stream."""
-    return len(shape.streams) * shape.together * shape.slots
+    return len(shape.streams) * shape.slots
 
 
 def shared_bytes(shape: Shape) -> int:
@@ -369,5 +362,5 @@ def _check_space(shape: Shape) -> None:
     used = shared_bytes(shape)
     if used > SHARED_BYTES:
         raise Unsuited(f"its part of a row takes {used} bytes of shared memory, of {SHARED_BYTES}")
-    if shape.together * shape.slots > MOST_SLOTS:
+    if shape.slots > MOST_SLOTS:
         raise Unsuited(f"a block has {shape.slots} tiles of a row, and barriers for {MOST_SLOTS}")

@@ -333,7 +333,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
     resident: blocks on a multiprocessor.
     """
     if emission.together:
-        return gpu_clusters.OVERLAP
+        return gpu_clusters.overlap(resident)
     if held is None:
         return _OVERLAP
     ahead = _begins_ahead(work)

@@ -2,20 +2,17 @@
 
 Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers were fitted to 139 kernels
 of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35). Since
-threads meet only after a loop, the exponent is that of 13 kernels of six programs of 128256 columns.
+threads meet only after a loop, the waits and the exponent are those of 13 kernels of five programs of 128256 columns.
 """
 
-import math
 from collections.abc import Sequence
 
 from pallasfuse.device import Device
-from pallasfuse.ir.tile_program import Loop, Reduce, TileProgram, every
+from pallasfuse.ir.tile_program import Load, Loop, Reduce, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
 from pallasfuse.resources.block import MOST_REGISTERS, REGISTERS
-from pallasfuse.resources.clusters import slot_bytes
+from pallasfuse.resources.clusters import slot_bytes, streams_of
 
-OVERLAP = 5.0
-"""The exponent of the smooth maximum of resources: the blocks of a cluster wait for each other, and for what they copy."""
 _BLOCK_US = 2.2
 """To begin, and to end."""
 _MEETING_US = 0.8
@@ -23,13 +20,15 @@ _MEETING_US = 0.8
 _MEMBER_US = 0.18
 """The time that each block of a cluster adds to that of every one: they begin together, and end together."""
 _TRIP_US = 0.21
+_PASSING_GB_S = 40.0
+"""The rate at which a block waits for what all rows have, which comes from the cache."""
 _REDUCTION_US = 0.11
-"""The latency of a reduction over the warpgroup, of which a loop has one for each state of a row."""
+"""The latency of a reduction over the warpgroup, of which a loop has one for each state."""
 _COPIED_GB_S = 130.0
 """The rate at which a block copies its part, while others do the same."""
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
-"""The registers of a thread besides those of tiles, and those for each of its elements of the tiles of all rows: of thirteen kernels
-with up to three values of a row the compiler took 0.95 to 1.1 times as many, but for three with fewer values."""
+"""The registers of a thread besides those of tiles, and those for each of its elements of a tile: of thirteen
+kernels ten took 0.94 to 1.07 times as many, and three that compute little for each element 0.5 to 0.8."""
 _THREADS = 128
 """The threads of a block: one warpgroup."""
 _MOST_BLOCKS = 16
@@ -37,16 +36,35 @@ _MOST_BLOCKS = 16
 
 def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> float:
     """Returns the time of one block, from its first copy to its last."""
-    computed_us = _TRIP_US * sum(w.trips for w in works) + _REDUCTION_US * meetings(programs)
+    trips = sum(w.trips for w in works)
+    computed_us = _TRIP_US * trips + _REDUCTION_US * meetings(programs)
+    passing = _passing(programs)
+    computed_us += 1e-3 * sum(a.bytes for a in works[-1].accesses if a.tensor in passing) / _PASSING_GB_S
     waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members(programs)
     return computed_us + waited_us + 1e-3 * kept_bytes(works[0]) / _COPIED_GB_S
 
 
+def overlap(resident: int) -> float:
+    """Returns the exponent of the smooth maximum of resources, which rises with the blocks that live on a multiprocessor: the
+    blocks of a cluster wait for each other, and for what they copy."""
+    return 1.0 + resident
+
+
+def _passing(programs: Sequence[TileProgram]) -> frozenset[str]:
+    """The tensors that all rows have and the last loop loads: no block keeps them."""
+    loops = [s for s in programs[-1].body if isinstance(s, Loop)]
+    if not loops:
+        return frozenset()
+    kept = {s.tensor for s in streams_of(programs, loops[-1].axis)}
+    loads = [s for s in loops[-1].segments[0].body if isinstance(s, Load)]
+    return frozenset(s.tensor for s in loads if s.indices == (loops[-1].axis,)) - kept
+
+
 def meetings(programs: Sequence[TileProgram]) -> int:
-    """Counts the reductions over all threads of a block: after each loop, of every state of every row."""
+    """Counts the reductions over all threads of a block: after each loop, of every state."""
     loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
     reduced = sum(isinstance(s, Reduce) for loop in loops for s in loop.segments[0].body)
-    return reduced * _rows(programs)
+    return reduced
 
 
 def members(programs: Sequence[TileProgram]) -> int:
@@ -58,15 +76,10 @@ def members(programs: Sequence[TileProgram]) -> int:
 def resident_blocks(programs: Sequence[TileProgram], device: Device) -> int:
     """Counts the blocks that live on a multiprocessor, by what they keep in shared memory and in registers."""
     tiles = [p.tile(s.axis) for p in programs for s in p.body if isinstance(s, Loop)]
-    elements = max(tiles, default=0) * _rows(programs) / _THREADS
+    elements = max(tiles, default=0) / _THREADS
     registers = min(MOST_REGISTERS, _REGISTERS + _ELEMENT_REGISTERS * elements)
     by_registers = int(REGISTERS / (registers * _THREADS))
     return max(1, min(_MOST_BLOCKS, by_registers, device.shared_memory_bytes // max(1, _shared_bytes(programs))))
-
-
-def _rows(programs: Sequence[TileProgram]) -> int:
-    """Counts the rows of a block."""
-    return math.prod(t for _, t in programs[-1].grid)
 
 
 def _shared_bytes(programs: Sequence[TileProgram]) -> int:
@@ -77,7 +90,7 @@ def _shared_bytes(programs: Sequence[TileProgram]) -> int:
     rolled = loops[0].axis
     tile = programs[0].tile(rolled)
     tiles = -(-rolled.extent // tile)
-    return _rows(programs) * -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
+    return -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
 
 
 def kept_bytes(work: BlockWork) -> float:

@@ -45,22 +45,12 @@ def _loops(group: Group) -> list[list[Nest]]:
     return [*folds, [n for n in group.outputs if group.rolled in n.axes]]
 
 
-def _passing(group: Group) -> int:
-    """Counts what all rows have and one loop reads: a cache keeps it, and no block does."""
-    reads = [{n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)} for nests in _loops(group)]
-    return sum(_is_passing(group, r, reads) for r in streams(group))
-
-
-def _is_passing(group: Group, read: Read, reads: list[set[Read]]) -> bool:
-    return read.indices == (group.rolled,) and sum(read in found for found in reads) <= 1
-
-
 def _row_bytes(group: Group) -> int:
     """What a row takes of shared memory: not what all rows have and one loop reads."""
     reads = [{n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)} for nests in _loops(group)]
     kept: dict[str, str] = {}
     for r in streams(group):
-        if not _is_passing(group, r, reads):
+        if r.indices != (group.rolled,) or sum(r in found for found in reads) > 1:
             kept[r.tensor] = r.dtype
     free, types = list(kept.values()), list(kept.values())
     for output in (n for n in group.outputs if group.rolled in n.axes):
@@ -82,23 +72,10 @@ def _blocks(group: Group, target: Target) -> int:
 def schedules(group: Group, target: Target) -> list[Schedule]:
     """Clusters of every size, whose tiles share out the part of a block evenly. Those that can hold a row are compared by price.
 
-    First comes the one with as few blocks as possible of which several fit a multiprocessor, and large tiles. Where all rows have
-    something in common that comes from a cache, blocks may have several rows, for which it is loaded once.
+    First comes the one with as few blocks as possible of which several fit a multiprocessor, and large tiles.
     """
-    return [s for together in _rows_together(group) for s in _of_rows(group, target, together)]
-
-
-def _rows_together(group: Group) -> list[int]:
-    """The numbers of rows that a block may have."""
-    last = group.parallel[-1] if group.parallel else None
-    if last is None or _passing(group) == 0:
-        return [1]
-    return [n for n in (1, 2, 4) if last.extent % n == 0]
-
-
-def _of_rows(group: Group, target: Target, together: int) -> list[Schedule]:
     extent, few = group.rolled.extent, _blocks(group, target)
-    grid = tuple((a, together if a == group.parallel[-1] else 1) for a in group.parallel)
+    grid = tuple((a, 1) for a in group.parallel)
     sizes = [few, *(n for n in _powers_of_two(1, target.cluster) if n != few)]
     most = _powers_of_two(_LEAST_TILE, _TILE)[::-1]
     found = dict.fromkeys((blocks, even_tile(extent, blocks, target, m)) for blocks in sizes for m in most)

@@ -57,8 +57,6 @@ def lower_for(
 ) -> tuple[TileProgram, ...]:
     """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that."""
     least, multiple = min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded)
-    if target.cluster:  # the tiles of rows are such multiples, and a block has any number of rows
-        multiple = 1
     return lower(
         group, schedule, target.tails, tensors, least, multiple=multiple, static_bounds=target.static_bounds,
         together=target.cluster > 0,

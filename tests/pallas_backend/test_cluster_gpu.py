@@ -5,7 +5,6 @@
 
 import functools
 import re
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +27,9 @@ from tests.pallas_backend.test_mosaic_gpu import in_float64
 TARGET = "mosaic_cluster"
 
 
-def kernel_of(function, arrays, *, parts=2, tile=1024, rows=1):
+def kernel_of(function, arrays, *, parts=2, tile=1024):
     (chosen,) = pf.fuse(function, target=TARGET).explain(*arrays).kernels
-    tiles = ((chosen.schedule.rolled.name, tile), (chosen.schedule.grid[-1][0].name, rows))
-    options = pf.FuseOptions(target=TARGET, parts=parts, tiles=tiles)
+    options = pf.FuseOptions(target=TARGET, parts=parts, tiles=((chosen.schedule.rolled.name, tile),))
     plan = pf.fuse(function, options=options).explain(*arrays)
     (kernel,) = plan.kernels
     return plan, kernel
@@ -97,28 +95,6 @@ def test_parts_and_tiles(interpreted, name, columns, parts, tile):
 def test_a_part_without_a_tile(interpreted, name):
     arrays = ROWS[name].arrays(2, 4096, "float32")
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays, parts=3, tile=1024))
-
-
-@pytest.mark.parametrize("name", ["softmax", "layer norm", "three passes", "several", "by head", "cross entropy"])
-def test_a_block_may_have_several_rows(interpreted, name):
-    """They are what they are by themselves."""
-    arrays = ROWS[name].arrays(4, 3 * 1024 + 200, "float32")
-    alone, *others = (interpreted(ROWS[name].function, arrays, rows=rows) for rows in (1, 2, 4))
-    for together in others:
-        jax.tree.map(np.testing.assert_array_equal, together, alone)
-
-
-def test_rows_together_are_whole(interpreted):
-    """Three rows have blocks of their own, and what divides no number of rows is refused."""
-    arrays = ROWS["softmax"].arrays(3, 4096, "float16")
-    programs = program_of(softmax, arrays, rows=1)
-    assert cluster_rules.examine(programs).together == 1
-    uneven = [replace(p, tiles=_with(p.tiles, 2), grid=_with(p.grid, 2)) for p in programs]
-    assert "only whole rows" in cluster_rules.examine(uneven)
-
-
-def _with(tiles, rows):
-    return tuple((a, rows if a.name == "i" else t) for a, t in tiles)
 
 
 def test_rows_with_special_values(interpreted):

@@ -40,6 +40,11 @@ def kept_by_a_least_share(logits, temperature, least):
     return jnp.where(p < p.max(-1, keepdims=True) * jax.nn.sigmoid(least)[:, None], -jnp.inf, y)
 
 
+def of_squares(x, w):
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-5) * w).astype(x.dtype)
+
+
 FEW_ROWS = {
     "float32": (softmax_in_float32, (struct(32, 128256),), 8192, 12.8),
     "slots for results": (softmax_in_float32, (struct(80, 128256, dtype=jnp.bfloat16),), 2048, 35.2),
@@ -53,15 +58,17 @@ FEW_ROWS = {
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_few_rows_in_clusters_as_measured(name):
     """Microseconds on an H200 of kernels of whole programs with these shapes, schedules and results (the last one is the same, the
-    others do the work of one but for a few scalars). Clusters that all begin together wait for memory and compute in turn."""
+    others do the work of one but for a few scalars). Clusters that all begin together wait for memory and compute in turn. They
+    were measured when threads still met in every trip: of three sweeps, which had most of these meetings, more is gone."""
     function, arguments, tile, measured = FEW_ROWS[name]
-    assert 0.7 < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
+    least = 0.6 if name == "three sweeps" else 0.7
+    assert least < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
 
 
 def test_results_that_leave_by_slots_of_their_own_take_shared_memory():
     x = struct(80, 128256, dtype=jnp.bfloat16)
-    of_half = in_clusters(lambda x: jax.nn.softmax(x, -1), x, parts=8, tile=8192)
-    wider = in_clusters(softmax_in_float32, x, parts=8, tile=8192)
+    of_half = in_clusters(lambda x: jax.nn.softmax(x, -1), x, parts=8, tile=2048)
+    wider = in_clusters(softmax_in_float32, x, parts=8, tile=2048)
     resident = [gpu_clusters.resident_blocks([p for p, _ in phases], H200) for phases in (of_half, wider)]
     assert resident == [7, 2]  # 32 KB, and 64 KB more
     for phases, count in zip((of_half, wider), resident, strict=True):
@@ -88,3 +95,19 @@ def test_a_block_of_a_cluster_asks_for_its_whole_part_at_once():
         price = price_kernel(in_clusters(lambda x: jax.nn.softmax(x, -1), x, parts=4, tile=tile))
         found.append(next(t.us for t in price.terms if t.name == "device memory"))
     assert found[0] == pytest.approx(found[1], rel=0.01)
+
+
+MEASURED = {
+    "softmax, few large tiles": (lambda x, w: jax.nn.softmax(x, -1), 4, 8192, 509.0),
+    "softmax, small blocks": (lambda x, w: jax.nn.softmax(x, -1), 8, 4096, 499.3),
+    "mean of squares": (lambda x, w: of_squares(x, 1.0), 4, 8192, 512.7),
+    "mean of squares and a gain": (of_squares, 4, 8192, 524.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_long_rows_in_clusters_as_measured(name):
+    """Microseconds on an H200 of rows of 128256 elements, by the blocks of a cluster and the tile."""
+    function, parts, tile, measured = MEASURED[name]
+    x, w = struct(4096, 128256, dtype=jnp.bfloat16), struct(128256, dtype=jnp.bfloat16)
+    assert price_kernel(in_clusters(function, x, w, parts=parts, tile=tile)).us == pytest.approx(measured, rel=0.16)

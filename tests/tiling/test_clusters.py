@@ -21,16 +21,16 @@ def planned(name, rows, columns, target, dtype="float16", **options):
 @pytest.mark.parametrize(
     ("name", "columns", "dtype", "blocks", "tile"),
     [
-        ("softmax", 128256, "float16", 4, 8192),
-        ("softmax", 32768, "float16", 1, 8192),
+        ("softmax", 128256, "float16", 8, 4096),
+        ("softmax", 32768, "float16", 2, 4096),
         ("softmax", 128256, "float32", 8, 8192),
-        ("layer norm", 128256, "float16", 4, 8192),
+        ("layer norm", 128256, "float16", 8, 4096),
         ("biased", 128256, "float16", 8, 8192),
         ("several", 32768, "float16", 2, 8192),
     ],
 )
 def test_blocks_hold_what_several_loops_read(name, columns, dtype, blocks, tile):
-    """The first two: the best that was measured on an H100."""
+    """Of 128256 columns in float16, the best of five schedules of a norm and of three of a softmax on an H200."""
     schedule = planned(name, 4096, columns, "mosaic_gpu", dtype).schedule
     assert (schedule.parts, schedule.rolled_tile) == (blocks, tile)
 
@@ -38,7 +38,7 @@ def test_blocks_hold_what_several_loops_read(name, columns, dtype, blocks, tile)
 def test_the_plan_says_that_it_is_one_kernel():
     x = jax.ShapeDtypeStruct((4096, 128256), jnp.float16)
     plan = pf.fuse(ROWS["softmax"].function).explain(x, target="mosaic_gpu")
-    assert "one kernel: 2 phases in a cluster of 4 blocks" in str(plan)
+    assert "one kernel: 2 phases in a cluster of 8 blocks" in str(plan)
 
 
 @pytest.mark.parametrize("columns", [20000, 32000, 50304, 128256, 151936, 256000])
