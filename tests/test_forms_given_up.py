@@ -73,6 +73,7 @@ def test_the_plan_is_that_of_all_forms(name, timed, platform, monkeypatch):
     ]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", FEW)
 def test_what_kernels_save_is_within_the_bound_in_every_form(name):
     written = Placements(converted(name), H100, PRICED)

@@ -25,9 +25,11 @@ def same(way, x, count, length):
         assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+@settings(deadline=None, max_examples=10)
 @given(st.data())
-def test_largest_of_rows_with_equal_elements(data):
+def test_largest_of_rows_with_equal_elements(part, data):
     rows, length, parts = (data.draw(st.integers(1, n)) for n in (3, 8, 6))
     behind = data.draw(st.integers(0, length - 1))
     whole = (parts + 1) * length + behind
@@ -38,9 +40,11 @@ def test_largest_of_rows_with_equal_elements(data):
     same(largest.of_parts, x, count, length)
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+@settings(deadline=None, max_examples=10)
 @given(st.data())
-def test_largest_of_rows_in_the_short_parts_that_have_the_largest(data):
+def test_largest_of_rows_in_the_short_parts_that_have_the_largest(part, data):
     rows, length, count, others = (data.draw(st.integers(1, n)) for n in (3, 8, 6, 8))
     behind = data.draw(st.integers(0, length - 1))
     whole = length * (2 * count * 4 + others * length) + behind

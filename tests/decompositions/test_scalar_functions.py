@@ -35,9 +35,11 @@ def same_bits(found, wanted):
     np.testing.assert_array_equal(np.asarray(found).view(as_words), np.asarray(wanted).view(as_words))
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+@settings(deadline=None, max_examples=15)
 @given(st.data())
-def test_places_are_those_of_the_first_extreme(data):
+def test_places_are_those_of_the_first_extreme(part, data):
     shape = tuple(data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     axis = data.draw(st.integers(0, len(shape) - 1))
     x = mixed(data, shape)
@@ -60,9 +62,11 @@ def test_places_that_an_index_type_does_not_have_stay():
     assert rule_of(places.first_place, lambda x: lax.argmax(x, 0, jnp.uint8), x) is not None
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+@settings(deadline=None, max_examples=15)
 @given(st.data())
-def test_rows_in_order_are_those_of_jax(data):
+def test_rows_in_order_are_those_of_jax(part, data):
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
     axis, others = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.integers(0, 2))
     x = mixed(data, shape, data.draw(st.sampled_from(["float32", "bfloat16", "float16"])))

@@ -38,9 +38,11 @@ def expected(x, places, changes, dim, mode):
     return np.moveaxis(found, 0, dim)
 
 
-@settings(deadline=None, max_examples=60)
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+@settings(deadline=None, max_examples=15)
 @given(st.data())
-def test_updates_add_what_meets_at_each_place(data):
+def test_updates_add_what_meets_at_each_place(part, data):
     window = data.draw(st.lists(st.integers(1, 4), max_size=2))
     dim = data.draw(st.integers(0, len(window)))
     outside = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2))
