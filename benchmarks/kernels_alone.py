@@ -49,8 +49,8 @@ class Case:
     label: str
     function: Callable[..., Any]
     structs: tuple[jax.ShapeDtypeStruct, ...]
-    schedules: tuple[tuple[str, int, int], ...] = ()
-    """Schedules that are asked for, in place of what is planned: a target, the parts of axis j, and its tile."""
+    clusters: tuple[tuple[int, int], ...] = ()
+    """Clusters that are asked for, in place of what is planned: the parts of axis j, and its tile."""
 
 
 def _case(kind: str, words: str, function: Callable[..., Any], *shapes: Sequence[int], dtype: str = "float32") -> Case:
@@ -299,9 +299,9 @@ def clusters() -> Iterator[Case]:
         for parts, tile in itertools.product((2, 4, 8), (4096, 8192)):
             slots = -(-n // (parts * tile))
             if slots <= most_slots and slots * tile * jnp.dtype(dtype).itemsize <= most_shared:
-                asked.append(("mosaic_cluster", parts, tile))
+                asked.append((parts, tile))
         shapes = [(m, n), (n,)] if words == "norm" else [(m, n)]
-        yield replace(_case("clusters", words, function, *shapes, dtype=dtype), schedules=tuple(asked))
+        yield replace(_case("clusters", words, function, *shapes, dtype=dtype), clusters=tuple(asked))
 
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -324,11 +324,13 @@ class Way:
 def ways_of(case: Case, most: int) -> Iterator[Way]:
     """Yields the largest kernel that a program becomes, not compiled yet: as planned and in others, or as the case asks."""
     options = pf.FuseOptions(check=False, price=False)
-    if case.schedules:
-        for target, parts, tile in case.schedules[:most]:
-            asked = replace(options, target=target, parts=parts, tiles=(("j", tile),))
+    if case.clusters:
+        for parts, tile in case.clusters[:most]:
+            asked = replace(options, target="mosaic_cluster", parts=parts, tiles=(("j", tile),))
             plan = pf.fuse(case.function, options=asked).explain(*case.structs)
-            yield from (_way(case, plan, k) for k in plan.kernels if k.target.name == target)
+            (kernel,) = plan.kernels
+            assert kernel.target.name == "mosaic_cluster", kernel.declined
+            yield _way(case, plan, kernel)
         return
     plan = pf.fuse(case.function, options=options).trace(*case.structs).fuse("mosaic_gpu").tile().plan
     if not plan.kernels:

@@ -1,6 +1,7 @@
 """Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1.
 
-What belongs to kernels for GPUs is imported by the functions that need it: it takes long, and `import pallasfuse` shall not.
+What belongs to kernels for GPUs is imported by the functions that need it: it takes long, and `import pallasfuse` shall not. Parts
+of Mosaic GPU that have no public name are used in `pallas_backend/mosaic_code`.
 """
 
 import contextlib
@@ -287,6 +288,11 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def has_symbolic_shapes(jaxpr: Jaxpr) -> bool:
     """Says whether the arguments of a jaxpr have lengths that are not known yet, as under `jax.export`."""
     return any(not isinstance(n, int) for v in (*jaxpr.invars, *jaxpr.outvars) for n in shape_of(v))
+
+
+def is_rocm() -> bool:
+    """Says whether this process computes on an AMD GPU."""
+    return jax.default_backend() == "gpu" and "rocm" in jax.devices()[0].client.platform_version.lower()
 
 
 def names_gpu() -> bool:

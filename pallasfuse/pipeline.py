@@ -27,6 +27,7 @@ from pallasfuse.fusion.cost import together
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
+from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
@@ -171,7 +172,8 @@ def _assembled(
     for kernel in kernels:
         conditions |= dict.fromkeys((REORDERED_SUMS, *kernel.group.conditions))
         for phase in kernel.phases:
-            if phase.target.writes_kernels and arithmetic.takes_powers_of_two(phase.program):
+            has_exp = any(isinstance(n, Apply) and n.op == "exp" for n in postorder(*kernel.group.expressions()))
+            if phase.target.writes_kernels and has_exp and arithmetic.takes_powers_of_two(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.writes_kernels and arithmetic.shifts_exponentials(kernel.group.expressions()):
                 conditions |= {arithmetic.EXPONENTIAL_CONDITION: None}

@@ -244,7 +244,7 @@ def test_plans_for_a_gpu_need_no_device():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_only_exponentials_of_half_precision_products_become_exp2(dtype):
+def test_exponentials_of_half_precision_products_become_exp2(dtype):
     plan = pf.fuse(attention).explain(*[jax.ShapeDtypeStruct((1024, 64), dtype)] * 3, target="triton")
     (kernel,) = plan.kernels
     half = dtype != "float32"

@@ -316,7 +316,8 @@ class Interpreter:
         def trip(segment: Segment, number: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
             return self.trip(loop, segment, scope, number, carried)
 
-        self.bind_state(loop, self.run_segments(loop, scope, trip, state), scope)
+        state = self.run_segments(loop, scope, trip, state)
+        self.bind_state(loop, self.after_trips(loop, state, scope), scope)
 
     def run_segments(
         self, loop: Loop, scope: Scope, trip: Callable[..., tuple[Array, ...]], state: tuple[Array, ...]
@@ -368,6 +369,10 @@ class Interpreter:
         self.run(segment.body, inner)
         carried = (self._widen(inner.names[c.next_name], self._present(c, scope), inner).array for c in loop.carries)
         return (*carried, *(inner.buffers[name].array for name in _written(loop, scope)))
+
+    def after_trips(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
+        """Returns what a loop leaves, made of what it carries after its last trip."""
+        return state
 
     def visited_by_state(self, done: Array, after: Array, window: DynamicSlice) -> Tile:
         """Returns of how many positions a carried state is after a trip.

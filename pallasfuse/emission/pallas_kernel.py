@@ -24,7 +24,7 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
 from pallasfuse.ir.unrolling import as_threads_run_it
-from pallasfuse.resources.exponentials import by_instruction
+from pallasfuse.resources.exponentials import by_instruction, is_approximate
 from pallasfuse.resources.padded_rows import padded_rows, row_of
 
 SMALLEST_DOT = 16
@@ -208,10 +208,10 @@ class _KernelInterpreter(_AheadInterpreter):
 
     def __init__(self, program: TileProgram, machine: Machine) -> None:
         super().__init__(program, machine)
-        self.by_instruction = by_instruction(program)
+        self.by_instruction = by_instruction(program, rounded=is_approximate((program,)))
 
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
-        if node in self.by_instruction and args[0].axes:
+        if op == "exp2" and node in self.by_instruction and args[0].axes and not _compat.is_rocm():
             return Tile(_power_of_two(args[0].array), args[0].axes)
         if op in _ROUNDINGS:
             wide = jnp.asarray(

@@ -31,8 +31,9 @@ from pallasfuse.ir.tile_program import (
     visited,
 )
 from pallasfuse.pallas_backend import mosaic_code
-from pallasfuse.pallas_backend.cluster_rules import FAST, merging
+from pallasfuse.pallas_backend.cluster_rules import merging
 from pallasfuse.pallas_backend.mosaic_space import THREADS
+from pallasfuse.resources.exponentials import by_instruction
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.cluster_gpu import Block
@@ -105,6 +106,8 @@ class Phase(Interpreter):
         self.by_threads = False
         """Has every thread states of its own? While a loop carries any."""
         self.rank[OF_THREADS] = len(self.rank)
+        rounded = block.shape.approximate and not block.interpret
+        self.by_instruction = by_instruction(program, rounded=True) if rounded else frozenset()
 
     def run_block(self, starts: Mapping[Axis, Array]) -> None:
         super().run_block(starts)
@@ -136,7 +139,7 @@ class Phase(Interpreter):
             return Tile([super(Phase, self)._apply(op, own, node, dtype).array for own in each], (parts,))  # type: ignore[arg-type]
         if any(self.shape.rolled in t.axes for t in args):
             args = [self._along_tile(t) for t in args]
-        if op in FAST and self.shape.approximate and dtype == "float32" and args[0].axes and not self.block.interpret:
+        if node in self.by_instruction and args[0].axes:
             x = args[0]
             layout = mosaic_code.BY_THREADS if OF_THREADS in x.axes else self._layout()
             array = plgpu.layout_cast(x.array, layout)
@@ -201,7 +204,7 @@ class Phase(Interpreter):
         self.machine.store(tensor, indices, scope.windows, jnp.asarray(tile.array))
 
     def _exchange(self) -> None:
-        """Give the states to all blocks, and wait for theirs."""
+        """Gives the states to all blocks, and waits for theirs."""
         kernel, block = self.block.kernel, self.block
         boards = dict.fromkeys(kernel.states[name][0] for name in self.left)
         if not self.number and not block.interpret:
@@ -226,14 +229,8 @@ class Phase(Interpreter):
     # --- loops
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
-        def trip(segment: Segment, number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-            return self.trip(loop, segment, scope, number, state)
-
         self.by_threads = bool(loop.carries)
-        state = self.run_segments(loop, scope, trip, self.initial_state(loop, scope))
-        merged = self._merged(loop, state, scope) if self.by_threads else state
-        self.by_threads = False
-        self.bind_state(loop, merged, scope)
+        super()._loop(loop, scope)
         self.block.awaited |= {s.tensor for g in loop.segments for s in g.body if isinstance(s, Load)}
 
     def trip(
@@ -261,12 +258,16 @@ class Phase(Interpreter):
         own = self._fold(Tile(inside, (self.shape.rolled,)), "sum", (self.shape.rolled,)).array.astype(jnp.int32)
         return Tile(jnp.maximum(done // THREADS + own, 1), (OF_THREADS,))  # a thread of none divides nothing by it
 
-    def _merged(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
-        """The states of all threads as those of the block: a trip without elements, whose frames are those of all threads."""
+    def after_trips(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> tuple[Array, ...]:
+        """Returns the states of the block, which those of all threads become in a trip without elements.
+
+        Its frames are made of what all threads have reduced."""
+        if not self.by_threads:
+            return state
         rolled, inner = self.shape.rolled, scope.nested()
         stop = self.value(loop.segments[-1].stop, scope).array
         first, total = self.value(loop.first, scope).array, self.value(loop.to_visit, scope)
-        done = jnp.minimum(jnp.int32(stop) * self.shape.tile, rolled.extent) - first
+        done = jnp.maximum(jnp.minimum(jnp.int32(stop) * self.shape.tile, rolled.extent) - first, 0)
         inner.names |= {
             before(rolled): Tile(done, ()),
             visited(rolled): Tile(jnp.maximum(done, 1), ()),
@@ -284,6 +285,8 @@ class Phase(Interpreter):
                 case Let() if rolled not in s.value.axes:
                     self.run((s,), inner)
                     tile, by = inner.names[s.name], reducers.get(s.name)
-                    if by is not None and tile.axes:
+                    if by is not None:
+                        assert tile.axes == (OF_THREADS,)
                         inner.names[s.name] = Tile(REDUCTIONS[by.name](tile.array, (0,)), ())
+        self.by_threads = False
         return tuple(inner.names[c.next_name].array for c in loop.carries)

@@ -4,7 +4,7 @@ Every block has a part of the row in shared memory, in slots of one tile each: w
 there. One warpgroup computes. States, one number for each row, go to the shared memory of all blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
@@ -25,6 +25,7 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
+    block_start,
     every,
     expressions,
     not_flat,
@@ -41,8 +42,8 @@ from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS, Alloca
 from pallasfuse.price.visited_tiles import tile_range
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.clusters import leaving, streams_of
-from pallasfuse.resources.exponentials import SMALL_CONDITION, is_approximate
-from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
+from pallasfuse.resources.exponentials import SMALL_CONDITION, by_instruction, is_approximate
+from pallasfuse.tiling.arithmetic import CONDITION, INVERSE_CONDITION, inverts
 
 MOST_BLOCKS = 16
 """The most blocks of a cluster; more than `Target.cluster` only where they are asked for."""
@@ -51,8 +52,6 @@ MEETING_WORDS = 2
 MOST_SLOTS = 32
 """Barriers of one kind."""
 SCALARS = FLOATS | {"int32"}
-FAST = frozenset({"exp", "exp2"})
-"""Operations whose approximate instructions are as right as a half-precision result."""
 _MOST_ELEMENTS = 128
 """The most elements of a tile for each thread: more would not fit into its registers."""
 
@@ -125,9 +124,11 @@ def conditions(programs: Sequence[TileProgram]) -> tuple[str, ...]:
     shape = examine(programs)
     if isinstance(shape, str):
         return ()
-    operations = {n.op for s in _all(programs) for e in expressions(s) for n in postorder(e) if isinstance(n, Apply)}
-    small = (SMALL_CONDITION,) if shape.approximate and operations & FAST else ()
-    return (*small, *((INVERSE_CONDITION,) if any(map(inverts, programs)) else ()))
+    fast = any(by_instruction(p, rounded=shape.approximate) for p in programs)
+    return (
+        *((CONDITION, SMALL_CONDITION) if fast else ()),
+        *((INVERSE_CONDITION,) if any(map(inverts, programs)) else ()),
+    )
 
 
 def examine(programs: Sequence[TileProgram]) -> Shape | str:
@@ -242,8 +243,12 @@ def merging(loop: Loop) -> dict[str, Reducer]:
         for s in segment.body:
             if not isinstance(s, Let):
                 continue
+            if block_start(loop.axis) in s.value.tensors and loop.axis not in s.value.axes:
+                raise Unsuited(f"{s.name} depends on where a tile begins")
             made_of = [reduced[t] for t in s.value.tensors if t in reduced]
             if s.name in wanted and len(made_of) == 1:
+                if not _is_combined(s.value, made_of[0], reduced.keys()):
+                    raise Unsuited(f"{s.name} is no {made_of[0]} of what was and what a trip reduces")
                 if found.setdefault(s.name, made_of[0]) != made_of[0]:
                     raise Unsuited(f"segments reduce {s.name} in two ways")
             elif not own.isdisjoint(s.value.tensors):
@@ -252,6 +257,15 @@ def merging(loop: Loop) -> dict[str, Reducer]:
         for name in sorted(wanted & own | undefined):
             raise Unsuited(f"the states {name} of threads do not become one")
     return found
+
+
+def _is_combined(value: Expr, reducer: Reducer, reduced: Collection[str]) -> bool:
+    """Is a value what a reducer makes of something and of a reduction of the trip?"""
+    match value:
+        case Apply(op, (one, other)) if op == reducer.combine:
+            last = [x for x in (one, other) if isinstance(x, Read) and x.tensor in reduced]
+            return bool(last) or any(_is_combined(x, reducer, reduced) for x in (one, other))
+    return False
 
 
 def _check_scalar(shape: Shape, carry: Carry) -> None:

@@ -146,7 +146,7 @@ def repeated_by_threads(value: Any, tile: int, vector: int) -> Any:
 
 
 def approximately(operation: str, value: Any, layout: Any) -> Any:
-    """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
+    """Computes `exp` or `exp2` of a vector of float32 by an instruction that is right to 22 bits; below 2^-126 it is zero."""
 
     def call(_: Any, x: Any) -> Any:
         return getattr(x, operation)(approx=True)
@@ -156,16 +156,19 @@ def approximately(operation: str, value: Any, layout: Any) -> Any:
 
 
 def _fragmented(registers: Sequence[Any], layout: Any, is_signed: bool | None = None) -> Any:
+    """Returns the array whose elements a thread has in these registers."""
     array = np.empty(len(registers), object)
     array[:] = registers
     return mosaic.FragmentedArray(_registers=array, _layout=layout, _is_signed=is_signed)
 
 
 def _element(register: Any, number: int) -> Any:
+    """Returns one element of a register, which is a vector."""
     return _vector.extract(register, dynamic_position=[], static_position=[number])
 
 
 def _barrier(barriers: Any, meeting: int) -> Any:
+    """Returns the address of a meeting's barrier."""
     return _address(barriers, _arith.constant(_ir.IndexType.get(), MEETING_WORDS * meeting))
 
 
@@ -175,4 +178,5 @@ def _address(array: Any, at: Any) -> Any:
 
 
 def _word(number: int) -> Any:
+    """Returns a constant of 32 bits."""
     return _arith.constant(_ir.IntegerType.get_signless(32), number)

@@ -9,10 +9,10 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import Store, TileProgram, expressions
 from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
-from pallasfuse.resources.block import Buffer, Resources, most_registers
+from pallasfuse.resources.block import WARPGROUP_THREADS, Buffer, Resources, most_registers
 from pallasfuse.targets import MOSAIC_GPU
 
-THREADS = 128
+THREADS = WARPGROUP_THREADS
 """Threads of one warpgroup."""
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 VERDICT = "verdict"

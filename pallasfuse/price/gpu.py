@@ -32,7 +32,7 @@ from pallasfuse.price.gpu_products import (
 )
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import THREADS, Resources
-from pallasfuse.resources.exponentials import is_approximate
+from pallasfuse.resources.exponentials import all_by_instruction
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0
@@ -202,8 +202,7 @@ def _one(
         clocks, staged = through_shared_memory([(p, w.warps) for w in works for p in w.products])
         operands_us = shares * clock_us * clocks
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
-    # as half-precision results are, exponentials may be approximate
-    by_library = by_warps or (emission.together and not is_approximate(programs))
+    by_library = by_warps or (emission.together and not all_by_instruction(programs))
     simple = [o.simple + o.branching + (o.library if by_library else 0.0) for o in operations]
     vector_us = (
         shares
@@ -213,7 +212,7 @@ def _one(
         / (device.vector_gop_s / device.clock_ghz)
     )
     if emission.together:
-        exchanged = _REDUCED_CLOCKS * gpu_clusters.meetings(programs) * works[0].warps
+        exchanged = _REDUCED_CLOCKS * gpu_clusters.reductions_over_threads(programs) * works[0].warps
     else:
         exchanged = sum(_REDUCED_CLOCKS * w.reductions * w.warps + w.shuffles for w in works)
     vector_us += shares * clock_us * exchanged

@@ -2,7 +2,8 @@
 
 Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers were fitted to 139 kernels
 of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35). Since
-threads meet only after a loop, the waits and the exponent are those of 13 kernels of five programs of 128256 columns.
+threads meet only after a loop, and blocks without fences, the exponent, the registers and the rate of what all rows have are fitted
+to 13 kernels of five programs of 128256 columns; the others were not fitted again: few rows may be faster than they are priced.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import Load, Loop, Reduce, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
-from pallasfuse.resources.block import MOST_REGISTERS, REGISTERS
+from pallasfuse.resources.block import MOST_REGISTERS, REGISTERS, WARPGROUP_THREADS
 from pallasfuse.resources.clusters import slot_bytes, streams_of
 
 _BLOCK_US = 2.2
@@ -29,15 +30,13 @@ _COPIED_GB_S = 130.0
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
 """The registers of a thread besides those of tiles, and those for each of its elements of a tile: of thirteen
 kernels ten took 0.94 to 1.07 times as many, and three that compute little for each element 0.5 to 0.8."""
-_THREADS = 128
-"""The threads of a block: one warpgroup."""
 _MOST_BLOCKS = 16
 
 
 def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> float:
     """Returns the time of one block, from its first copy to its last."""
     trips = sum(w.trips for w in works)
-    computed_us = _TRIP_US * trips + _REDUCTION_US * meetings(programs)
+    computed_us = _TRIP_US * trips + _REDUCTION_US * reductions_over_threads(programs)
     passing = _passing(programs)
     computed_us += 1e-3 * sum(a.bytes for a in works[-1].accesses if a.tensor in passing) / _PASSING_GB_S
     waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members(programs)
@@ -45,13 +44,15 @@ def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> flo
 
 
 def overlap(resident: int) -> float:
-    """Returns the exponent of the smooth maximum of resources, which rises with the blocks that live on a multiprocessor: the
-    blocks of a cluster wait for each other, and for what they copy."""
+    """Returns the exponent of the smooth maximum of resources, which rises with the blocks on a multiprocessor.
+
+    The blocks of a cluster wait for each other, and for what they copy.
+    """
     return 1.0 + resident
 
 
 def _passing(programs: Sequence[TileProgram]) -> frozenset[str]:
-    """The tensors that all rows have and the last loop loads: no block keeps them."""
+    """Returns the tensors that all rows have and the last loop loads, which no block keeps."""
     loops = [s for s in programs[-1].body if isinstance(s, Loop)]
     if not loops:
         return frozenset()
@@ -60,11 +61,10 @@ def _passing(programs: Sequence[TileProgram]) -> frozenset[str]:
     return frozenset(s.tensor for s in loads if s.indices == (loops[-1].axis,)) - kept
 
 
-def meetings(programs: Sequence[TileProgram]) -> int:
+def reductions_over_threads(programs: Sequence[TileProgram]) -> int:
     """Counts the reductions over all threads of a block: after each loop, of every state."""
     loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
-    reduced = sum(isinstance(s, Reduce) for loop in loops for s in loop.segments[0].body)
-    return reduced
+    return sum(isinstance(s, Reduce) for loop in loops for s in loop.segments[0].body)
 
 
 def members(programs: Sequence[TileProgram]) -> int:
@@ -76,9 +76,9 @@ def members(programs: Sequence[TileProgram]) -> int:
 def resident_blocks(programs: Sequence[TileProgram], device: Device) -> int:
     """Counts the blocks that live on a multiprocessor, by what they keep in shared memory and in registers."""
     tiles = [p.tile(s.axis) for p in programs for s in p.body if isinstance(s, Loop)]
-    elements = max(tiles, default=0) / _THREADS
+    elements = max(tiles, default=0) / WARPGROUP_THREADS
     registers = min(MOST_REGISTERS, _REGISTERS + _ELEMENT_REGISTERS * elements)
-    by_registers = int(REGISTERS / (registers * _THREADS))
+    by_registers = int(REGISTERS / (registers * WARPGROUP_THREADS))
     return max(1, min(_MOST_BLOCKS, by_registers, device.shared_memory_bytes // max(1, _shared_bytes(programs))))
 
 

@@ -17,6 +17,7 @@ BLOCKS = 32
 SYSTEM_BYTES = 1024
 """Bytes of shared memory that each block takes besides its own."""
 WARP = 32
+WARPGROUP_THREADS = 4 * WARP
 
 
 @dataclass(frozen=True, slots=True)

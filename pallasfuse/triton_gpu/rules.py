@@ -2,7 +2,7 @@
 
 from pallasfuse.emission.pallas_kernel import product_too_large
 from pallasfuse.ir.tile_program import Buffer, Get, Set, TileProgram, in_windows
-from pallasfuse.resources.exponentials import SMALL_CONDITION, by_instruction
+from pallasfuse.resources.exponentials import SMALL_CONDITION, by_instruction, is_approximate
 
 
 def problem(program: TileProgram) -> str | None:
@@ -12,7 +12,7 @@ def problem(program: TileProgram) -> str | None:
 
 def conditions(program: TileProgram) -> tuple[str, ...]:
     """Lists the ways in which the kernel rounds otherwise than the program."""
-    return (SMALL_CONDITION,) if by_instruction(program) else ()
+    return (SMALL_CONDITION,) if by_instruction(program, rounded=is_approximate((program,))) else ()
 
 
 def is_misformed(program: TileProgram) -> bool:

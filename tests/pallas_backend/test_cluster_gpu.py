@@ -5,6 +5,7 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from pallasfuse import execution
 from pallasfuse.emission.interpreter import Tile
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.expr import apply
+from pallasfuse.ir.tile_program import Let, Loop
 from pallasfuse.pallas_backend import cluster_compute, cluster_gpu, cluster_rules
 from pallasfuse.resources import exponentials
 from pallasfuse.tiling import arithmetic
@@ -134,7 +137,22 @@ def _by_the_first_buffer(real, programs, rolled, streams):
     return dict.fromkeys(real(programs, rolled, streams), streams[0].tensor)
 
 
+def _as_if_all_were_its_own(real, self, done, after, window):
+    return Tile(after, ())
+
+
+def _of_the_first_segment(real, self, loop, state, scope):
+    return real(self, replace(loop, segments=loop.segments[:1]), state, scope)
+
+
+def _of_one_thread(real, self, loop, state, scope):
+    return tuple(x[0] if jnp.ndim(x) else x for x in state)
+
+
 MISTAKES = {
+    "threads do not meet": (cluster_compute.Phase, "after_trips", _of_one_thread, "softmax"),
+    "a thread has seen what all have": (cluster_compute.Phase, "visited_by_state", _as_if_all_were_its_own, "far norm"),
+    "threads meet before the end": (cluster_compute.Phase, "after_trips", _of_the_first_segment, "far norm"),
     "a part is forgotten": (cluster_compute.Phase, "_fold", _without_the_last_part, "softmax"),
     "no mask at the end": (cluster_compute.Phase, "positions", _nothing_is_past_the_end, "softmax"),
     "results share a buffer": (cluster_rules, "leaving", _by_the_first_buffer, "several"),
@@ -148,9 +166,12 @@ def test_mistakes_are_noticed(interpreted, monkeypatch, mistake):
     owner, attribute, instead, name = MISTAKES[mistake]
     monkeypatch.setattr(owner, attribute, functools.partialmethod(_call, getattr(owner, attribute), instead)
                         if isinstance(owner, type) else functools.partial(instead, getattr(owner, attribute)))  # fmt: skip
-    arrays = ROWS[name].arrays(2, 3 * 1024 + 200, "float16")
+    far = name == "far norm"
+    rows = ROWS["layer norm" if far else name]
+    arrays = rows.arrays(2, 3 * 1024 + 200, "float32" if far else "float16")
+    arrays = [arrays[0] + 3000, *arrays[1:]] if far else arrays
     with pytest.raises((AssertionError, RuntimeError)) as found:
-        compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays))
+        compare(rows.function, arrays, interpreted(rows.function, arrays))
     assert found.type is AssertionError or str(found.value) == "a race" or "RACE DETECTED" in str(found.value)
 
 
@@ -211,6 +232,27 @@ def test_states_are_words_of_the_cluster():
     assert [len(states) for states in found.states] == [3]
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda value: value.args[1], "is no sum"),
+        (lambda value: apply("mul", value, value), "is no sum"),
+        (lambda value: value.args[0], "do not become one"),
+    ],
+    ids=["forgets what was", "another way", "reduces nothing"],
+)
+def test_states_that_threads_cannot_merge_are_refused(change, reason):
+    first, last = program_of(softmax, ROWS["softmax"].arrays(2, 4096, "float16"))
+    loop = next(s for s in first.body if isinstance(s, Loop))
+    state = next(s for s in loop.segments[0].body if isinstance(s, Let) and s.name == "t7.acc0.next")
+    segments = tuple(
+        replace(g, body=tuple(replace(s, value=change(s.value)) if s.name == state.name else s for s in g.body))
+        for g in loop.segments
+    )
+    other = replace(first, body=tuple(replace(s, segments=segments) if s is loop else s for s in first.body))
+    assert reason in cluster_rules.examine((other, last))
+
+
 def test_moments_of_threads_far_from_zero(interpreted):
     """A thread's frames are where its own elements lie, of which it sees fewer than the block does."""
     x, w, b = ROWS["layer norm"].arrays(2, 3 * 1024 + 200, "float32")
@@ -246,7 +288,9 @@ def test_what_cannot_be_run_is_refused_with_the_reason(axis, size, parts, tile, 
 def test_what_is_rounded_otherwise_is_said():
     half, single = (ROWS["softmax"].arrays(2, 4096, dtype) for dtype in ("float16", "float32"))
     ours, exact = kernel_of(softmax, half)[0].conditions, kernel_of(softmax, single)[0].conditions
-    assert set(ours) - set(exact) == {exponentials.SMALL_CONDITION, arithmetic.INVERSE_CONDITION}
+    assert set(ours) - set(exact) == {
+        arithmetic.CONDITION, exponentials.SMALL_CONDITION, arithmetic.INVERSE_CONDITION,
+    }  # fmt: skip
 
 
 def test_a_target_that_is_asked_for_takes_few_rows():

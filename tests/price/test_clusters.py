@@ -111,3 +111,13 @@ def test_long_rows_in_clusters_as_measured(name):
     function, parts, tile, measured = MEASURED[name]
     x, w = struct(4096, 128256, dtype=jnp.bfloat16), struct(128256, dtype=jnp.bfloat16)
     assert price_kernel(in_clusters(function, x, w, parts=parts, tile=tile)).us == pytest.approx(measured, rel=0.16)
+
+
+def test_what_takes_longer_is_priced_higher():
+    x, w = struct(4096, 128256, dtype=jnp.bfloat16), struct(128256, dtype=jnp.bfloat16)
+    prices = {
+        name: price_kernel(in_clusters(function, x, w, parts=parts, tile=tile)).us
+        for name, (function, parts, tile, _) in MEASURED.items()
+    }
+    assert prices["softmax, small blocks"] < prices["softmax, few large tiles"]
+    assert prices["mean of squares"] < prices["mean of squares and a gain"]
