@@ -142,6 +142,7 @@ def parted(place):
     return place.astype(jnp.int32), place % 1.0
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("apart", [floored, floored_twice, parted])
 @pytest.mark.parametrize("differs", [True, False])
 def test_trips_decide_as_what_is_computed_before_them_all(apart, differs):
@@ -216,6 +217,7 @@ def test_what_would_take_much_memory_stays_in_the_loop():
     assert AsKernel(DEVICE)(loop) is None
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", [*FEW, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]

@@ -44,6 +44,7 @@ def is_proved(own):
     }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", FEW)
 def test_the_kernel_of_a_loop_is_proved(name):
     function, args = LOOPS[name]
@@ -144,6 +145,7 @@ def test_what_a_report_does_not_cover_of_a_loop_keeps_it_from_holding(monkeypatc
     assert "not covered: the loop at " in str(report) and "was False in every test" in str(report)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("where", ["outside", pytest.param("in another loop", marks=pytest.mark.deep)])
 def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch, where):
     """Sums over trips are computed after the loop, here with the wrong sign: no trip of a kernel shows that."""

@@ -57,6 +57,7 @@ def kernels_of(loop):
             yield lower_recurrence(recurrence, replace(layout, kept=kept), TARGET), operands, results
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", FEW)
 def test_a_kernel_computes_what_its_loop_does(name):
     function, args = LOOPS[name]

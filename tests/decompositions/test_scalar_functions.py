@@ -96,6 +96,7 @@ def test_rows_of_two_keys_or_of_integers_stay():
     assert rule_of(sorting.by_integers, lax.sort, jnp.ones((3, 4), "int32")) is None
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("width", [8, 16, 32])
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 5), (2, 3, 4)])
 @pytest.mark.parametrize("count", [None, 3])
@@ -161,6 +162,7 @@ def test_waves_of_arrays_with_other_angles_are_those_of_the_library(value):
         same_bits(rule_of(angles.wave, function, angle)(angle)[0], function(angle))
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("shape", [(5, 7), (40, 300), (300, 40), (5, 5000)])

@@ -66,7 +66,7 @@ def one_step(rng, values):
     return None
 
 
-@pytest.mark.sampled(9, cover=())
+@pytest.mark.sampled(18, cover=())
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(60))
 def test_random_programs_compute_the_same(seed, dtype):

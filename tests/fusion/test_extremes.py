@@ -66,6 +66,7 @@ def test_parts_in_any_order_lead_to_the_same(function, split):
             close(value, want[name])
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_kernels_of_several_trips_and_parts_agree_with_xla(function, target):

@@ -83,6 +83,7 @@ def test_reshapes_that_keep_nothing_apart_are_not_left():
     assert with_joined_axes(program_of(lambda x: attention(x, x)), leaves_reshapes=True) is None
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_values_proof_and_record_of_a_plan_that_leaves_reshapes(function, monkeypatch, tmp_path):
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))

@@ -94,6 +94,7 @@ def products(jaxpr):
     return [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_the_form_computes_the_same_and_is_proved(name):
     function, arguments = CASES[name]
@@ -126,6 +127,7 @@ def test_heads_that_are_parted_are_computed_apart():
         assert [e.outvars[0].aval.shape for e in softmaxes] == [(H, S, S)] * 2
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_computes_it(name):
     function, arguments = CASES[name]
