@@ -56,7 +56,7 @@ def programs(function, length, target="interpret"):
     return [phase.program for k in plan.kernels for phase in k.phases]
 
 
-@pytest.mark.sampled(3, cover=("length",))
+@pytest.mark.sampled(4, cover=("length",))
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_the_results_are_the_same(function, length):
