@@ -1,6 +1,6 @@
 """Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1.
 
-What belongs to kernels for GPUs is imported by the functions that need it: it takes long, and `import pallasfuse` shall not. Parts
+Functions import what belongs to kernels for GPUs only when they are called: it takes long, and `import pallasfuse` shall not. Parts
 of Mosaic GPU that have no public name are used in `pallas_backend/mosaic_code`.
 """
 

@@ -43,6 +43,7 @@ from pallasfuse.price.stored_beside import stored_beside
 from pallasfuse.price.terms import NOTHING, Price, total
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, prove
+from pallasfuse.resources.exponentials import takes_powers_of_two
 from pallasfuse.search.found import CONDITION as REORDERED
 from pallasfuse.search.found import EXCEPTION as ALL_FINITE
 from pallasfuse.search.found import Rewriting
@@ -173,7 +174,7 @@ def _assembled(
         conditions |= dict.fromkeys((REORDERED_SUMS, *kernel.group.conditions))
         for phase in kernel.phases:
             has_exp = any(isinstance(n, Apply) and n.op == "exp" for n in postorder(*kernel.group.expressions()))
-            if phase.target.writes_kernels and has_exp and arithmetic.takes_powers_of_two(phase.program):
+            if phase.target.writes_kernels and has_exp and takes_powers_of_two(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.writes_kernels and arithmetic.shifts_exponentials(kernel.group.expressions()):
                 conditions |= {arithmetic.EXPONENTIAL_CONDITION: None}

@@ -312,24 +312,13 @@ class Interpreter:
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
         state = self.initial_state(loop, scope)
-
-        def trip(segment: Segment, number: Array, carried: tuple[Array, ...]) -> tuple[Array, ...]:
-            return self.trip(loop, segment, scope, number, carried)
-
-        state = self.run_segments(loop, scope, trip, state)
-        self.bind_state(loop, self.after_trips(loop, state, scope), scope)
-
-    def run_segments(
-        self, loop: Loop, scope: Scope, trip: Callable[..., tuple[Array, ...]], state: tuple[Array, ...]
-    ) -> tuple[Array, ...]:
-        """Returns what a loop carries after all its trips. trip: the next state, of a segment, the trip's number and a state."""
         for segment in reversed(loop.segments) if loop.backwards else loop.segments:
             start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
-            body = functools.partial(trip, segment)
+            trip = functools.partial(self.trip, loop, segment, scope)
             if loop.backwards:
-                body = functools.partial(_mirrored, body, start + stop - 1)
-            state = self.machine.loop(start, stop, body, state)
-        return state
+                trip = functools.partial(_mirrored, trip, start + stop - 1)
+            state = self.machine.loop(start, stop, trip, state)
+        self.bind_state(loop, self.after_trips(loop, state, scope), scope)
 
     def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
         """Returns the values that the loop carries before its first trip, then the buffers that it writes.

@@ -1,4 +1,4 @@
-"""What each tensor of a program depends on: as bits of integers, since they are united for every nest."""
+"""This tells on what each tensor of a program depends: as bits of integers, since they are united for every nest."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import compress

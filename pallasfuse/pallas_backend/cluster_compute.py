@@ -288,5 +288,5 @@ class Phase(Interpreter):
                     if by is not None:
                         assert tile.axes == (OF_THREADS,)
                         inner.names[s.name] = Tile(REDUCTIONS[by.name](tile.array, (0,)), ())
-        self.by_threads = False
+        self.by_threads = False  # from here on the loop's states are numbers of the block
         return tuple(inner.names[c.next_name].array for c in loop.carries)

@@ -239,7 +239,7 @@ def merging(loop: Loop) -> dict[str, Reducer]:
     for segment in loop.segments:
         reduced = {s.name: s.reducer for s in segment.body if isinstance(s, Reduce)}
         own = {c.name for c in loop.carries} | reduced.keys()
-        """What differs from thread to thread."""
+        """These names have a value of their own in each thread."""
         for s in segment.body:
             if not isinstance(s, Let):
                 continue

@@ -3,7 +3,7 @@
 Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers were fitted to 139 kernels
 of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35). Since
 threads meet only after a loop, and blocks without fences, the exponent, the registers and the rate of what all rows have are fitted
-to 13 kernels of five programs of 128256 columns; the others were not fitted again: few rows may be faster than they are priced.
+to 11 kernels of five programs of 128256 columns; the others were not fitted again: few rows may be faster than they are priced.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ _REDUCTION_US = 0.11
 _COPIED_GB_S = 130.0
 """The rate at which a block copies its part, while others do the same."""
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
-"""The registers of a thread besides those of tiles, and those for each of its elements of a tile: of thirteen
-kernels ten took 0.94 to 1.07 times as many, and three that compute little for each element 0.5 to 0.8."""
+"""The registers of a thread besides those of tiles, and those for each of its elements of a tile: of eleven
+kernels eight took 0.97 to 1.06 times as many, one 1.18, and two that compute little for each element 0.5 and 0.8."""
 _MOST_BLOCKS = 16
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.expr import Apply, Const, Expr, postorder
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import (
     Contract,
@@ -61,7 +61,7 @@ def _made_of(program: TileProgram, begins: Callable[[Statement], bool]) -> froze
     return frozenset(found)
 
 
-def _below_maxima(program: TileProgram) -> frozenset[str]:
+def _of_maxima(program: TileProgram) -> frozenset[str]:
     """Returns the names of the values that are made of maxima, or minima, of the program."""
     return _made_of(program, lambda s: isinstance(s, Reduce) and s.reducer in (MAX, MIN))
 
@@ -74,12 +74,27 @@ def by_instruction(program: TileProgram, *, rounded: bool) -> frozenset[Expr]:
 
     rounded: are all results of the kernel half-precision?
     """
-    coarse, maxima = coarse_values(program), _below_maxima(program)
+    coarse, maxima = coarse_values(program), _of_maxima(program)
     return frozenset(
         node
         for node in _exponentials(program)
-        if not maxima.isdisjoint(node.tensors) and (rounded or not coarse.isdisjoint(node.tensors))
+        if _is_below(node.args[0], maxima) and (rounded or not coarse.isdisjoint(node.tensors))
     )
+
+
+def _is_below(argument: Expr, maxima: frozenset[str]) -> bool:
+    """Is an argument a difference, or a multiple of one, of which one side is made of maxima?"""
+    match argument:
+        case (
+            Apply("mul", (x, Const()))
+            | Apply("mul", (Const(), x))
+            | Apply("div", (x, Const()))
+            | Apply("neg" | "convert", (x,))
+        ):
+            return _is_below(x, maxima)
+        case Apply("sub", (_, _)):
+            return not maxima.isdisjoint(argument.tensors)
+    return False
 
 
 def all_by_instruction(programs: Sequence[TileProgram]) -> bool:
@@ -89,7 +104,7 @@ def all_by_instruction(programs: Sequence[TileProgram]) -> bool:
     return all(set(_exponentials(p)) <= by_instruction(p, rounded=True) for p in programs)
 
 
-def takes_other_base(program: TileProgram) -> bool:
+def takes_powers_of_two(program: TileProgram) -> bool:
     """Does the program have powers of two of coarse values, or powers of two and only half-precision results?"""
     coarse, rounded = coarse_values(program), is_approximate((program,))
     return any(

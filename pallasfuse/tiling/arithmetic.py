@@ -58,7 +58,7 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.ir.unrolling import unrollable
-from pallasfuse.resources.exponentials import coarse_values, is_approximate, takes_other_base
+from pallasfuse.resources.exponentials import coarse_values, is_approximate
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
@@ -67,11 +67,6 @@ CONDITION = (
     "exp of a half-precision product, or where all results are half-precision, is exp2 of its argument times log2(e)"
 )
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
-
-
-def takes_powers_of_two(program: TileProgram) -> bool:
-    """Is there a power of two of what comes from a matrix product of half-precision operands, or in a kernel of such results?"""
-    return takes_other_base(program)
 
 
 EXPONENTIAL_CONDITION = "expm1(x) + 1 is exp(x), which is rounded once"

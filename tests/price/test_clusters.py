@@ -55,14 +55,16 @@ FEW_ROWS = {
 
 
 @pytest.mark.sampled(2, cover=())
-@pytest.mark.parametrize("name", FEW_ROWS)
+@pytest.mark.parametrize("name", [
+    pytest.param(n, marks=pytest.mark.xfail(strict=True, reason="most of its time was meetings that kernels no longer have"))
+    if n == "three sweeps" else n for n in FEW_ROWS
+])  # fmt: skip
 def test_few_rows_in_clusters_as_measured(name):
     """Microseconds on an H200 of kernels of whole programs with these shapes, schedules and results (the last one is the same, the
     others do the work of one but for a few scalars). Clusters that all begin together wait for memory and compute in turn. They
-    were measured when threads still met in every trip: of three sweeps, which had most of these meetings, more is gone."""
+    were measured when threads still met in every trip, and wait for new readings."""
     function, arguments, tile, measured = FEW_ROWS[name]
-    least = 0.6 if name == "three sweeps" else 0.7
-    assert least < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
+    assert 0.7 < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
 
 
 def test_results_that_leave_by_slots_of_their_own_take_shared_memory():
