@@ -144,7 +144,7 @@ def _with_more(
     for candidate in found:
         others = [c.group for c in chosen]
         apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
-        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
+        if chosen and apart and judge.may_save(candidate, others) and judge.saving(candidate, others) > 0:
             chosen = _join(graph, chosen, candidate, target, judge) or chosen
     return chosen
 
@@ -179,7 +179,7 @@ def _may_save(judge: Judge, candidate: Candidate, rest: Sequence[Candidate], sav
     """Does a candidate save more than some microseconds, alone or beside the rest? What several compute for themselves nobody has
     to store once all of them do."""
     for others in ([], [c.group for c in rest]):
-        if judge.bound(candidate, others) > saved_us and judge.saving(candidate, others) > saved_us:
+        if judge.may_save(candidate, others, saved_us) and judge.saving(candidate, others) > saved_us:
             return True
     return False
 

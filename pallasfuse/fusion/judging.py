@@ -151,7 +151,20 @@ class Judge:
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
             return self.saving(candidate, others)
-        return self._shorter_us(candidate.group, others) - candidate.least_us * self.margin_of(candidate)
+        ours = candidate.least_us * self.margin_of(candidate)
+        alone_us = self._alone_us(candidate.group)
+        # XLA's price of the program without the group takes longer to find, and may not be needed
+        return (alone_us if alone_us <= ours else self._shorter_us(candidate.group, others)) - ours
+
+    def may_save(self, candidate: Candidate, others: Sequence[Group], more_than_us: float = 0.0) -> bool:
+        """Could a candidate save more microseconds than some beside other groups, as far as is known before it is priced?"""
+        if self.price is None or self.is_asked(candidate):
+            return self.bound(candidate, others) > more_than_us
+        _, price = self._kernels.get(id(candidate.group), (None, candidate.least_us))
+        if isinstance(price, str):
+            return False
+        ours = (price.us if isinstance(price, Price) else price) * self.margin_of(candidate)
+        return self._alone_us(candidate.group) - ours > more_than_us and self.bound(candidate, others) > more_than_us
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.

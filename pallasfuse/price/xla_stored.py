@@ -65,8 +65,7 @@ def stored_to_save_work(
     moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
     that are computed; kept: the maps that are stored in any case; inner: what is computed inside of diamonds (`xla_rows`).
     """
-    direct, last = _readers(program, moves, needed, kept, inner)
-    widths, sizes = _widths(program), _volumes(program)
+    direct, through = _readers(program, moves, needed, kept, inner)
     found: set[str] = set()
     inside: dict[str, int] = {}
     """For each map that its readers compute, this has one bit for every map and every tensor that it is computed from."""
@@ -80,24 +79,61 @@ def stored_to_save_work(
             costs.append((cycles, moved))
         return 1 << numbers[name]
 
-    for node in program.nests:
-        if not isinstance(node, Nest) or node.is_reduction or node.name not in needed or node.name in kept:
+    for node in _maps(program):
+        if node.name not in needed or node.name in kept:
             continue
-        elements = volume(node.axes)
-        own = _own(node.body, node.axes)
-        whole = numbered(node.name, own.cycles * elements, 0.0)
-        for tensor, _ in own.reads:
-            whole |= inside[tensor] if tensor in inside else numbered(tensor, 0.0, sizes[tensor] * widths[tensor])
-        readers = [of.get(node.name, {}).values() for of in (direct, last)]
-        if node.name not in inner and all(sum(r.times for r in each) > 1.0 for each in readers):
-            cycles, moved = (sum(kind) / max(1, elements) for kind in zip(*_chosen(costs, whole), strict=True))
-            size = dtypes.itemsize_bytes(node.dtype)
-            if all(_is_longer_inside(elements, size, cycles, moved, each) for each in readers):
-                found.add(node.name)
-                costs[numbers[node.name]] = 0.0, float(sizes[node.name] * widths[node.name])  # its readers read it
-                continue
+        whole = numbered(node.name, node.cycles, 0.0)
+        for tensor, size in node.reads:
+            whole |= inside[tensor] if tensor in inside else numbered(tensor, 0.0, size)
+        if node.name not in inner and _is_read_often(readers := direct.get(node.name, ())):
+            last = _kernels(through.get(node.name, {}))
+            if _is_read_often(last):
+                elements = max(1, node.elements)
+                cycles, moved = (sum(kind) / elements for kind in zip(*_chosen(costs, whole), strict=True))
+                if all(_is_longer_inside(node.elements, node.item, cycles, moved, each) for each in (readers, last)):
+                    found.add(node.name)
+                    costs[numbers[node.name]] = 0.0, node.size  # its readers read it
+                    continue
         inside[node.name] = whole
     return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A map, and what computing it takes."""
+
+    name: str
+    elements: int
+    item: int
+    """The bytes of one of them."""
+    size: float
+    """The bytes of all of them."""
+    cycles: float
+    """For all of them."""
+    reads: tuple[tuple[str, float], ...]
+    """The tensors that it reads, and the bytes of each."""
+
+
+def _maps_of(program: LoopProgram) -> list[_Computed]:
+    """Returns the maps of a program, in its order."""
+    widths, sizes = _widths(program), _volumes(program)
+    found = []
+    for node in program.nests:
+        if isinstance(node, Nest) and not node.is_reduction:
+            own, elements = _own(node.body, node.axes), volume(node.axes)
+            reads = tuple((t, float(sizes[t] * widths[t])) for t, _ in own.reads)
+            size = float(sizes[node.name] * widths[node.name])
+            item = dtypes.itemsize_bytes(node.dtype)
+            found.append(_Computed(node.name, elements, item, size, own.cycles * elements, reads))
+    return found
+
+
+_maps = Recent(_maps_of)
+
+
+def _is_read_often(readers: Iterable[_Reader]) -> bool:
+    """Do readers need each element more than once, all together?"""
+    return sum([r.times for r in readers]) > 1.0
 
 
 def _chosen(costs: Sequence[tuple[float, float]], bits: int) -> Iterator[tuple[float, float]]:
@@ -125,53 +161,92 @@ def bytes_in_time_of(cycles: float, moved: float) -> float:
     return max(computed, moved) + _APART * min(computed, moved)
 
 
-_Readers = dict[str, dict[str, _Reader]]
-"""By tensors, what reads them, by its name."""
+_Ways = dict[tuple[str, str], float]
+"""How often a kernel needs each element of a tensor, by the kernel, and by the moves through which it reads."""
 
 
 def _readers(
     program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
-) -> tuple[_Readers, _Readers]:  # fmt: skip
-    """The nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end."""
-    sizes = _volumes(program)
-    widths = _widths(program)
-    direct: _Readers = {}
-    through: dict[str, dict[tuple[str, str], float]] = {}
-    """By the kernel, and by the move through which it reads."""
-    for node in reversed(program.nests):
+) -> tuple[dict[str, list[_Reader]], dict[str, _Ways]]:  # fmt: skip
+    """Finds the nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end.
+
+    Of what is in memory in any case nobody asks for readers."""
+    direct: dict[str, list[_Reader]] = {}
+    through: dict[str, _Ways] = {}
+    asked, nests = _reading(program, moves)
+    asked = asked.difference(kept)
+    for node in nests:
         if node.name not in needed:
             continue
-        if isinstance(node, External):
-            for tensor in node.operands:
-                through.setdefault(tensor, {})[node.name, ""] = 1.0
-                direct.setdefault(tensor, {})[node.name] = _Reader(1.0)
-            continue
-        is_kernel = node.name in kept or (node.is_reduction and node.name not in inner)
+        is_kernel = node.always_kernel or node.name in kept or (node.is_reduction and node.name not in inner)
         ways = {(node.name, ""): 1.0} if is_kernel else through.get(node.name, {})
         if node.is_reduction and not is_kernel:
             ways = dict.fromkeys(ways, 1.0)
-        if node.name in moves and not is_kernel:
+        if node.moves and not is_kernel:
             ways = {(kernel, f"{way} {node.name}"): times for (kernel, way), times in ways.items()}
+        for tensor, times, as_kernel, as_map in node.reads:
+            if tensor not in asked:
+                continue
+            direct.setdefault(tensor, []).append(as_kernel if is_kernel else as_map)
+            found = through.setdefault(tensor, {})
+            for way, needed_by_it in ways.items():
+                before = found.get(way)
+                if before is None:
+                    if len(found) < _MOST_READERS or node.always_kernel:
+                        found[way] = needed_by_it * times
+                elif before < needed_by_it * times:
+                    found[way] = needed_by_it * times
+    return direct, through
+
+
+def _kernels(ways: _Ways) -> list[_Reader]:
+    """Returns the kernels that read a tensor by some ways."""
+    found: dict[str, float] = {}
+    for (kernel, _), times in ways.items():
+        found[kernel] = found.get(kernel, 0.0) + times
+    return [_Reader(times) for times in found.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A nest, and what it reads."""
+
+    name: str
+    always_kernel: bool
+    """It is no nest of ours, but an operation that XLA runs by itself."""
+    is_reduction: bool
+    moves: bool
+    """It stands for an operation that moves elements."""
+    reads: tuple[tuple[str, float, _Reader, _Reader], ...]
+    """Each tensor, how often each of its elements is needed, and the nest as its reader: as a kernel, and inside of one."""
+
+
+def _reading_of(program: LoopProgram, moves: Collection[str]) -> tuple[frozenset[str], list[_Reading]]:
+    """Returns the nests whose readers may be asked for, and what each nest reads, the last nest first."""
+    sizes, widths = _volumes(program), _widths(program)
+    once = _Reader(1.0)
+    found: list[_Reading] = []
+    for node in reversed(program.nests):
+        if isinstance(node, External):
+            # twice the same operand is one reader
+            operands = tuple((t, 1.0, once, once) for t in dict.fromkeys(node.operands))
+            found.append(_Reading(node.name, True, False, False, operands))
+            continue
         space = (*node.axes, *node.reduced)
         points, reads = volume(space), _own(node.body, space).reads
         moved = sum(each * points * widths[t] for t, each in reads) + sizes[node.name] * widths[node.name]
+        taken = []
         for tensor, each in reads:
             times = points / max(1, sizes[tensor])
             besides = (moved - each * points * widths[tensor]) / max(1, sizes[tensor])
             if is_product(node) or node.name in moves:  # a library's operands are written once
                 times = min(1.0, times)
-            direct.setdefault(tensor, {})[node.name] = _Reader(times, besides if is_kernel else 0.0)
-            found = through.setdefault(tensor, {})
-            for way, needed_by_it in ways.items():
-                if way in found or len(found) < _MOST_READERS:
-                    found[way] = max(found.get(way, 0.0), needed_by_it * times)
-    last: _Readers = {}
-    for tensor, of in through.items():
-        kernels: dict[str, float] = {}
-        for (kernel, _), times in of.items():
-            kernels[kernel] = kernels.get(kernel, 0.0) + times
-        last[tensor] = {kernel: _Reader(times) for kernel, times in kernels.items()}
-    return direct, last
+            taken.append((tensor, times, _Reader(times, besides), _Reader(times)))
+        found.append(_Reading(node.name, False, node.is_reduction, node.name in moves, tuple(taken)))
+    return frozenset(n.name for n in program.nests if isinstance(n, Nest)), found
+
+
+_reading = Recent(_reading_of)
 
 
 _widths = Recent(lambda program: {d.name: dtypes.itemsize_bytes(d.dtype) for d in program.definitions()})
