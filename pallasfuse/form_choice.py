@@ -216,7 +216,7 @@ def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) ->
     left = {n.name for n in found.old if n.is_reduction}
     us = 0.0
     for group in grouping.groups:
-        made = {n.name for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)}
+        made = {n.name for n in group.nests}
         price = placements.price(group)
         if left & made and not isinstance(price, str):
             left, us = left - made, us + price.us

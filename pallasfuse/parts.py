@@ -65,7 +65,7 @@ def way(group: Group, schedule: Schedule, target: Target) -> str:
 
 def _numbered(group: Group, tree: Tree) -> Tree:
     """The tree with numbers for names, in the order in which the group has them."""
-    nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
+    nests = group.nests
     axes = dict.fromkeys(
         a.name for a in (*group.parallel, group.rolled, *(a for n in nests for a in (*n.axes, *n.reduced)))
     )

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pallasfuse.decisions import Grouping, Original, Placed, reads_of
+from pallasfuse.decisions import Grouping, Left, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.first_time import Later, known
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import Choice, group_segment, joined
 from pallasfuse.fusion.inline import deduplicate
-from pallasfuse.fusion.judging import Judge
+from pallasfuse.fusion.judging import Judge, losing_together
 from pallasfuse.fusion.segments import segments
 from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.axes import Axis
@@ -260,7 +260,30 @@ def grouped(
     own = [_Part(part, places, along) for part in parts]
     if to_save_us is not None and places.options.price and not _may_save(own, to_save_us):
         return Grouping((), ())
-    return joined([part.grouping() for part in own])
+    found = joined([part.grouping() for part in own])
+    is_asked = along or places.options.strict or not places.options.price
+    return found if is_asked or len(parts) == 1 else _paying_together(found, places)
+
+
+_MOST_PRICED = 200_000
+"""So many nests are priced at most to find kernels that cost more elsewhere than they save: a limit on time, of some seconds."""
+
+
+def _paying_together(found: Grouping, places: Places) -> Grouping:
+    """Returns the groups without those that save nothing in the whole program, if all of them save less there than in its parts."""
+    judge, groups = places.judge, found.groups
+    promised_us = sum(price.us for price in found.replaced)
+    nests = len(places.program.nests)
+    if judge.apart_us([]) - judge.apart_us(groups) >= promised_us or len(groups) * nests > _MOST_PRICED:
+        return found
+    lost = {id(group): why for group, why in losing_together(judge, groups)}
+    kept = [(g, price) for g, price in zip(groups, found.replaced, strict=True) if id(g) not in lost]
+    covered = {n.name for g, _ in kept for n in g.nests}
+    left = dict.fromkeys(
+        Left(n.name, lost[id(g)], n.source)
+        for g in groups if id(g) in lost for n in g.nests if n.is_reduction and n.name not in covered
+    )  # fmt: skip
+    return Grouping(tuple(g for g, _ in kept), (*found.left, *left), tuple(price for _, price in kept))
 
 
 _INTERACTION = 1.5

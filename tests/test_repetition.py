@@ -1,6 +1,7 @@
 """Equal parts of a program are planned once, and their plans are those that each would get by itself."""
 
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -253,3 +254,68 @@ def test_equal_groups_have_one_price_which_is_that_of_each():
         placed = places.placed(group)
         assert price_kernel([(p.program, p.target) for p in placed.phases]) in found
         assert {t.name for t in placed.phases[0].program.outputs} == {n.name for n in group.outputs}
+
+
+# --- parts that are planned apart, judged together
+
+
+@pytest.fixture
+def parted(monkeypatch):
+    """Two entropies, planned as two parts of one program; the price of the whole is that of its parts."""
+    monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", 3)
+
+    def entropy(x):
+        p = jax.nn.softmax(x, -1)
+        return -(p * jax.nn.log_softmax(x, -1)).sum(-1)
+
+    shapes = [jax.ShapeDtypeStruct((n, 32768), jnp.float32) for n in (4096, 2048)]
+    converted = convert(jax.make_jaxpr(lambda x, y: (entropy(jnp.sin(x)), entropy(jnp.cos(y))))(*shapes))
+    return Placements(converted, find("mosaic_gpu"), FuseOptions(check=False, price=True))
+
+
+def promising(us, monkeypatch):
+    """Every part says that each of its groups replaces kernels of XLA that take so long."""
+    original = repetition.joined
+
+    def joined(parts):
+        found = original(parts)
+        return replace(found, replaced=tuple(replace(r, us=us) for r in found.replaced))
+
+    monkeypatch.setattr(repetition, "joined", joined)
+
+
+def test_parts_that_save_what_they_promise_are_not_judged_again(parted, monkeypatch):
+    monkeypatch.setattr(repetition, "losing_together", lambda *_: pytest.fail("it saves what it promises"))
+    promising(1e-3, monkeypatch)
+    assert len(choose_groups(parted).groups) >= 2
+
+
+def test_a_group_that_costs_more_elsewhere_is_left_with_the_reason(parted, monkeypatch):
+    promising(1e6, monkeypatch)
+    kept = choose_groups(parted)
+    assert len(kept.groups) == len(kept.replaced) >= 2  # judged again, and none loses
+
+    monkeypatch.setattr(repetition, "losing_together", lambda _, groups: [(groups[0], "it costs more elsewhere")])
+    grouping = choose_groups(Placements(parted.converted, parted.target, parted.options))
+    assert [g.name for g in grouping.groups] == [g.name for g in kept.groups[1:]]
+    assert grouping.replaced == kept.replaced[1:]
+    left = {entry.name for entry in grouping.left if entry.reason == "it costs more elsewhere"}
+    assert left == {n.name for n in kept.groups[0].nests if n.is_reduction} != set()
+
+
+def test_a_tensor_that_one_part_reads_and_another_part_turns_costs_where_it_is_written(monkeypatch):
+    """A small kernel reads sums of a product in another order than the product has: all of it is written once more for that."""
+
+    def program(a, b, c):
+        products = jnp.tanh(jnp.einsum("bmk,bkn->bmn", a, b))
+        sums = products.reshape(64, 16, 16, 256).sum((1, 3)) + c  # [64, 16]: rows of which others lie between
+        return jax.nn.softmax(sums.reshape(16, 64), -1), products.max()
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 256, 64), (64, 64, 256), (64, 16))]
+    converted = convert(jax.make_jaxpr(program)(*shapes))
+    names = []
+    for most in (MOST_REDUCTIONS, 1):
+        monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", most)
+        placements = Placements(converted, find("mosaic_gpu"), FuseOptions(check=False, price=True))
+        names.append([g.name for g in choose_groups(placements).groups])
+    assert names[0] == names[1]

@@ -400,7 +400,7 @@ def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     again = [name for name, axes in _computed_operands(graph, group) if axes < {group.rolled, *group.parallel}]
     if again:
         yield frozenset(again)
-    strided = {node.tensor for nest in (*(f.nest for f in group.folds), *group.inner, *group.outputs)
+    strided = {node.tensor for nest in group.nests
                for node in reads_in(nest.body) if _is_strided(node, group)}  # fmt: skip
     if not strided:
         return

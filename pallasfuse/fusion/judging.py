@@ -124,6 +124,10 @@ class Judge:
             self._kernels[id(candidate.group)] = found
         return found[1]
 
+    def price_of(self, group: Group) -> Price | str:
+        """Returns the price of a group that was placed before."""
+        return ONE_KERNEL if self.price is None else self.price(group, math.inf)
+
     def _most_us(self, candidate: Candidate) -> float:
         """The time with which a kernel would save nothing."""
         return math.inf if self.is_asked(candidate) else self.replaced_us(candidate.group) / self.margin_of(candidate)
@@ -136,9 +140,13 @@ class Judge:
         a clock sees drawn masks, which hide more than the user's may.
         """
         _, price = self._kernels.get(id(candidate.group), (None, ""))
+        return self.margin_for(candidate.group, price)
+
+    def margin_for(self, group: Group, price: Price | str) -> float:
+        """The same for a group whose kernel has this price."""
         if isinstance(price, Price) and any(t.name == FINDING_RANGES for t in price.terms):
             return max(1.0, self.margin)
-        return self.margin if candidate.group.folds else max(1.0, self.margin**2)
+        return self.margin if group.folds else max(1.0, self.margin**2)
 
     def is_asked(self, candidate: Candidate) -> bool:
         """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
@@ -207,6 +215,33 @@ _ASKED = 1e9
 """Microseconds by which a kernel that is asked for is worth more than any that is not."""
 
 
+def losing_together(judge: Judge, groups: Sequence[Group]) -> list[tuple[Group, str]]:
+    """Finds the groups without which a program takes less time, each with the reason.
+
+    judge: of all of the program. Its parts, for which groups are chosen, do not see what a kernel costs elsewhere: that a value
+    of another part is stored for it, or a product of another part written once more in the order in which it reads.
+    """
+    lost: list[tuple[Group, str]] = []
+    kept, doubtful = list(groups), list(groups)
+    while True:
+        losses: list[tuple[float, Group, str]] = []
+        for group in doubtful:
+            price = judge.price_of(group)
+            apart_us = judge.replaced_us(group, [g for g in kept if g is not group])
+            if not isinstance(price, str) and apart_us <= price.us * judge.margin_for(group, price):
+                losses.append((price.us - apart_us, group, _not_faster(price, apart_us)))
+        if not losses:
+            return lost
+        _, worst, why = max(losses, key=lambda entry: entry[0])
+        lost.append((worst, why))
+        kept = [g for g in kept if g is not worst]
+        doubtful = [g for _, g, _ in losses if g is not worst]
+
+
+def _not_faster(price: Price, apart_us: float) -> str:
+    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart_us:.3g} us apart"
+
+
 def others_than(chosen: Iterable[Candidate], group: Group) -> list[Group]:
     """The chosen groups but one."""
     return [c.group for c in chosen if c.group is not group]
@@ -216,8 +251,7 @@ def why_not(judge: Judge, candidate: Candidate) -> str:
     price = judge.kernel(candidate) if judge.bound(candidate) > 0 else Price(candidate.least_us, ())
     if isinstance(price, str):
         return price
-    apart_us = judge.replaced_us(candidate.group)
-    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart_us:.3g} us apart"
+    return _not_faster(price, judge.replaced_us(candidate.group))
 
 
 def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
@@ -230,8 +264,7 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
             elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):
-                why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
-                losses.append((price.us - apart, candidate, why))
+                losses.append((price.us - apart, candidate, _not_faster(price, apart)))
         if not losses:
             return chosen
         _, worst, why = max(losses, key=lambda entry: entry[0])

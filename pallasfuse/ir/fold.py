@@ -129,7 +129,7 @@ class Group:
 
     def expressions(self) -> Iterator[Expr]:
         """Everything that the kernel computes: bodies of nests, terms, frames, updates, and how folds finish."""
-        yield from (n.body for n in (*(f.nest for f in self.folds), *self.inner, *self.outputs))
+        yield from (n.body for n in self.nests)
         for fold in self.folds:
             yield fold.finish
             yield from (frame.value for frame in fold.frames)
@@ -137,6 +137,11 @@ class Group:
                 yield from (a.term,) if a.update is None else (a.term, a.update)
             if fold.refined is not None:
                 yield fold.refined
+
+    @property
+    def nests(self) -> tuple[Nest, ...]:
+        """All that the group computes: its folds as they are written, inner reductions, and outputs."""
+        return (*(f.nest for f in self.folds), *self.inner, *self.outputs)
 
     @property
     def heads(self) -> tuple[str, ...]:

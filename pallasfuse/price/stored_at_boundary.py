@@ -75,7 +75,7 @@ def _operands_of_products(group: Group) -> frozenset[str]:
     """The tensors that a group reads as they are, and only as operands of products: a library reads them from memory as well."""
     as_operands: set[str] = set()
     otherwise: set[str] = set()
-    nests: tuple[Nest, ...] = (*(f.nest for f in group.folds), *group.inner, *group.outputs)
+    nests: tuple[Nest, ...] = group.nests
     for nest in nests:
         operands = product_operands(nest.reduced, nest.body) if nest.reducer == SUM and not nest.picks else None
         cores = [without_casts(x) for x in operands or ()]

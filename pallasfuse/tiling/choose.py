@@ -33,7 +33,7 @@ class Shape:
 
 def streams(group: Group) -> list[Read]:
     """Reads of inputs that vary along the rolled axis."""
-    nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
+    nests = group.nests
     reads = {n for nest in nests for n in reads_in(nest.body)}
     return sorted((r for r in reads if r.tensor in group.inputs and group.rolled in r.indices), key=str)
 
