@@ -71,7 +71,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), (running.running,)),
         **dict.fromkeys(("argmax", "argmin"), (places.first_place,)),
-        "conv_general_dilated": (windows.convolution, windows.few_positions, windows.by_channel),
+        "conv_general_dilated": (windows.stored_convolution, windows.few_positions, windows.by_channel),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),
