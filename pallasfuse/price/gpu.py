@@ -220,7 +220,7 @@ def _one(
     special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     block_us = (
-        gpu_clusters.block_us(programs, works)
+        gpu_clusters.block_us(programs, works, rounds)
         if emission.together
         else sum(_chain_us(w, device, emission, latency_us, ahead) for w in works)
     )

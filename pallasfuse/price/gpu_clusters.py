@@ -1,9 +1,8 @@
 """The price of a block of a cluster, by itself: it copies its part of a row, and computes with one warpgroup, phase by phase.
 
-Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The numbers were fitted to 139 kernels
-of 11 programs on an H200: clusters of 1 to 16 blocks, with 1 to 16 tiles for each (a geometric standard deviation of 1.35). Since
-threads meet only after a loop, and blocks without fences, the exponent, the registers and the rate of what all rows have are fitted
-to 11 kernels of five programs of 128256 columns; the others were not fitted again: few rows may be faster than they are priced.
+Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The times are fitted to 119 kernels of
+six functions on an H200, of 8 to 4096 rows: clusters of 1 to 8 blocks, with 1 to 16 tiles for each (a geometric standard deviation
+of 1.09, all within 0.77 to 1.21). The exponent and the registers are fitted to eleven kernels of rows of 128256.
 """
 
 from collections.abc import Sequence
@@ -14,18 +13,15 @@ from pallasfuse.price.block_work import BlockWork
 from pallasfuse.resources.block import MOST_REGISTERS, REGISTERS, WARPGROUP_THREADS
 from pallasfuse.resources.clusters import slot_bytes, streams_of
 
-_BLOCK_US = 2.2
-"""To begin, and to end."""
-_MEETING_US = 0.8
-"""From the end of a phase until all blocks have the states of all."""
-_MEMBER_US = 0.18
-"""The time that each block of a cluster adds to that of every one: they begin together, and end together."""
-_TRIP_US = 0.21
-_PASSING_GB_S = 40.0
+_ROOM_US = 0.25
+"""The time that each block of a cluster waits for each of its blocks where clusters follow others: all need room at once."""
+_TRIP_US = 0.058
+"""From the end of a trip to the next."""
+_PASSING_GB_S = 27.0
 """The rate at which a block waits for what all rows have, which comes from the cache."""
-_REDUCTION_US = 0.11
-"""The latency of a reduction over the warpgroup, of which a loop has one for each state."""
-_COPIED_GB_S = 130.0
+_REDUCTION_US = 0.82
+"""From the end of a loop until all blocks have a state of all: the warpgroup reduces it, the cluster meets, and each merges it."""
+_COPIED_GB_S = 145.0
 """The rate at which a block copies its part, while others do the same."""
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
 """The registers of a thread besides those of tiles, and those for each of its elements of a tile: of eleven
@@ -33,13 +29,13 @@ kernels eight took 0.97 to 1.06 times as many, one 1.18, and two that compute li
 _MOST_BLOCKS = 16
 
 
-def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> float:
-    """Returns the time of one block, from its first copy to its last."""
+def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork], rounds: int) -> float:
+    """Returns the time of one block, from its first copy to its last. rounds: blocks that live where it does, one after the other."""
     trips = sum(w.trips for w in works)
     computed_us = _TRIP_US * trips + _REDUCTION_US * reductions_over_threads(programs)
     passing = _passing(programs)
     computed_us += 1e-3 * sum(a.bytes for a in works[-1].accesses if a.tensor in passing) / _PASSING_GB_S
-    waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members(programs)
+    waited_us = _ROOM_US * members(programs) if rounds > 1 else 0.0
     return computed_us + waited_us + 1e-3 * kept_bytes(works[0]) / _COPIED_GB_S
 
 

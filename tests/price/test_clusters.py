@@ -46,23 +46,23 @@ def of_squares(x, w):
 
 
 FEW_ROWS = {
-    "float32": (softmax_in_float32, (struct(32, 128256),), 8192, 12.8),
-    "slots for results": (softmax_in_float32, (struct(80, 128256, dtype=jnp.bfloat16),), 2048, 35.2),
+    "half precision": (lambda x: jax.nn.softmax(x, -1), (struct(8, 128256, dtype=jnp.bfloat16),), 4096, 4.4),
+    "float32": (softmax_in_float32, (struct(8, 128256),), 4096, 5.6),
+    "slots for results": (softmax_in_float32, (struct(80, 128256, dtype=jnp.bfloat16),), 2048, 27.2),
     "three sweeps": (
-        kept_by_a_least_share, (struct(32, 128256, dtype=jnp.bfloat16), struct(32), struct(32)), 8192, 30.5,
+        kept_by_a_least_share, (struct(32, 128256, dtype=jnp.bfloat16), struct(32), struct(32)), 8192, 42.3,
     ),
 }  # fmt: skip
+"""The last two were measured by a profiler, which empties the caches before each."""
 
 
 @pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", [
-    pytest.param(n, marks=pytest.mark.xfail(strict=True, reason="most of its time was meetings that kernels no longer have"))
+    pytest.param(n, marks=pytest.mark.xfail(strict=True, reason="it is priced half of what it takes; nobody knows why"))
     if n == "three sweeps" else n for n in FEW_ROWS
 ])  # fmt: skip
 def test_few_rows_in_clusters_as_measured(name):
-    """Microseconds on an H200 of kernels of whole programs with these shapes, schedules and results (the last one is the same, the
-    others do the work of one but for a few scalars). Clusters that all begin together wait for memory and compute in turn. They
-    were measured when threads still met in every trip, and wait for new readings."""
+    """Microseconds on an H200. Clusters that all begin together wait for memory and compute in turn."""
     function, arguments, tile, measured = FEW_ROWS[name]
     assert 0.7 < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
 

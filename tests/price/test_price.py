@@ -478,12 +478,12 @@ def wide_softmax(columns, parts, tile):
 
 
 def test_clusters_as_measured():
-    """Microseconds on an H200 of rows of 128256: the best cluster has four blocks with several tiles."""
-    measured = {(2, 8192): 858, (4, 16384): 712, (4, 8192): 605, (4, 2048): 709, (8, 16384): 988, (16, 8192): 1070}
+    """Microseconds on an H200 of rows of 128256: the best cluster has eight blocks with several small tiles."""
+    measured = {(2, 4096): 761, (2, 8192): 748, (4, 4096): 506, (4, 8192): 508, (8, 4096): 503, (8, 8192): 627}
     predicted = {s: wide_softmax(128256, *s) for s in measured}
-    assert min(predicted, key=predicted.get) == (4, 8192)
+    assert min(predicted, key=predicted.get) == (8, 4096)
     for schedule, us in measured.items():
-        assert 0.5 < predicted[schedule] / us < 2, schedule
+        assert 0.75 < predicted[schedule] / us < 1.33, schedule
 
 
 def test_every_warp_takes_part_in_a_reduction():
