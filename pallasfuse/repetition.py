@@ -261,7 +261,8 @@ def grouped(
     if to_save_us is not None and places.options.price and not _may_save(own, to_save_us):
         return Grouping((), ())
     found = joined([part.grouping() for part in own])
-    is_asked = along or places.options.strict or not places.options.price
+    options = places.options
+    is_asked = along or options.strict or options.shapes_kernels or not options.price
     return found if is_asked or len(parts) == 1 else _paying_together(found, places)
 
 
@@ -270,20 +271,30 @@ _MOST_PRICED = 200_000
 
 
 def _paying_together(found: Grouping, places: Places) -> Grouping:
-    """Returns the groups without those that save nothing in the whole program, if all of them save less there than in its parts."""
-    judge, groups = places.judge, found.groups
-    promised_us = sum(price.us for price in found.replaced)
-    nests = len(places.program.nests)
-    if judge.apart_us([]) - judge.apart_us(groups) >= promised_us or len(groups) * nests > _MOST_PRICED:
+    """Returns the groups without those that save nothing in the whole program.
+
+    They are looked for where all groups save less there than in its parts: what one saves more may hide what another loses, but
+    most programs are spared the time.
+    """
+    groups = found.groups
+    most_asked = _MOST_PRICED // max(1, len(places.program.nests))
+    if not groups or len(groups) > most_asked:
         return found
-    lost = {id(group): why for group, why in losing_together(judge, groups)}
-    kept = [(g, price) for g, price in zip(groups, found.replaced, strict=True) if id(g) not in lost]
-    covered = {n.name for g, _ in kept for n in g.nests}
+    judge = places.judge
+    if judge.apart_us([]) - judge.apart_us(groups) >= sum(price.us for price in found.replaced):
+        return found
+    lost = {id(group): why for group, why in losing_together(judge, groups, most_asked)}
+    kept = [g for g in groups if id(g) not in lost]
+    if predicted_us(places, kept) >= judge.apart_us([]):
+        lost |= {id(g): "all kernels together would not be faster than XLA's" for g in kept}
+        kept = []
+    covered = {n.name for g in kept for n in g.nests}.union(entry.name for entry in found.left)
     left = dict.fromkeys(
         Left(n.name, lost[id(g)], n.source)
         for g in groups if id(g) in lost for n in g.nests if n.is_reduction and n.name not in covered
     )  # fmt: skip
-    return Grouping(tuple(g for g, _ in kept), (*found.left, *left), tuple(price for _, price in kept))
+    replaced = tuple(judge.replaced(g, [other for other in kept if other is not g]) for g in kept)
+    return Grouping(tuple(kept), (*found.left, *left), replaced)
 
 
 _INTERACTION = 1.5

@@ -262,7 +262,7 @@ def test_equal_groups_have_one_price_which_is_that_of_each():
 @pytest.fixture
 def parted(monkeypatch):
     """Two entropies, planned as two parts of one program; the price of the whole is that of its parts."""
-    monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", 3)
+    monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", 5)
 
     def entropy(x):
         p = jax.nn.softmax(x, -1)
@@ -294,13 +294,36 @@ def test_a_group_that_costs_more_elsewhere_is_left_with_the_reason(parted, monke
     promising(1e6, monkeypatch)
     kept = choose_groups(parted)
     assert len(kept.groups) == len(kept.replaced) >= 2  # judged again, and none loses
+    assert all(0.0 < price.us < 1e6 for price in kept.replaced)  # as of the whole program
 
-    monkeypatch.setattr(repetition, "losing_together", lambda _, groups: [(groups[0], "it costs more elsewhere")])
+    monkeypatch.setattr(repetition, "losing_together", lambda _, groups, most: [(groups[0], "it costs more elsewhere")])
     grouping = choose_groups(Placements(parted.converted, parted.target, parted.options))
     assert [g.name for g in grouping.groups] == [g.name for g in kept.groups[1:]]
-    assert grouping.replaced == kept.replaced[1:]
+    assert len(grouping.replaced) == len(grouping.groups)
     left = {entry.name for entry in grouping.left if entry.reason == "it costs more elsewhere"}
     assert left == {n.name for n in kept.groups[0].nests if n.is_reduction} != set()
+
+
+def test_what_saves_nothing_all_together_is_left_to_xla(parted, monkeypatch):
+    promising(1e6, monkeypatch)
+    monkeypatch.setattr(repetition, "predicted_us", lambda *_: 1e9)
+    grouping = choose_groups(parted)
+    assert grouping.groups == () == grouping.replaced
+    assert {entry.reason for entry in grouping.left} >= {"all kernels together would not be faster than XLA's"}
+    assert len({entry.name for entry in grouping.left}) == len(grouping.left)
+
+
+def test_pieces_of_which_each_needs_the_others_lose_together(parted, monkeypatch):
+    """Two kernels for each entropy: XLA would compute all of it for what one of them leaves, and does so in less time than both."""
+    monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", 3)
+    assert choose_groups(parted).groups == ()
+
+
+def test_large_programs_are_not_judged_as_a_whole(parted, monkeypatch):
+    monkeypatch.setattr(repetition, "_MOST_PRICED", 1)
+    monkeypatch.setattr(repetition, "losing_together", lambda *_: pytest.fail("it takes too long"))
+    promising(1e6, monkeypatch)
+    assert len(choose_groups(parted).groups) >= 2
 
 
 def test_a_tensor_that_one_part_reads_and_another_part_turns_costs_where_it_is_written(monkeypatch):
@@ -313,9 +336,13 @@ def test_a_tensor_that_one_part_reads_and_another_part_turns_costs_where_it_is_w
 
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 256, 64), (64, 64, 256), (64, 16))]
     converted = convert(jax.make_jaxpr(program)(*shapes))
-    names = []
-    for most in (MOST_REDUCTIONS, 1):
+
+    def planned(most):
         monkeypatch.setattr("pallasfuse.fusion.segments.MOST_REDUCTIONS", most)
         placements = Placements(converted, find("mosaic_gpu"), FuseOptions(check=False, price=True))
-        names.append([g.name for g in choose_groups(placements).groups])
-    assert names[0] == names[1]
+        return {g.name for g in choose_groups(placements).groups}
+
+    whole, parted = planned(MOST_REDUCTIONS), planned(1)
+    assert parted <= whole
+    monkeypatch.setattr(repetition, "_paying_together", lambda found, _: found)
+    assert planned(1) - whole  # what the parts alone would take

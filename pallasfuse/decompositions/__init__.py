@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jax import lax
+
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import (
@@ -27,7 +29,7 @@ from pallasfuse.decompositions import (
     updates,
     windows,
 )  # fmt: skip
-from pallasfuse.decompositions.neighbours import NONE, Neighbours, neighbours
+from pallasfuse.decompositions.neighbours import NONE, Neighbours, computed_again, neighbours
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_results, with_source_of
 from pallasfuse.device import Device
@@ -71,7 +73,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), (running.running,)),
         **dict.fromkeys(("argmax", "argmin"), (places.first_place,)),
-        "conv_general_dilated": (windows.stored_convolution, windows.few_positions, windows.by_channel),
+        "conv_general_dilated": (windows.convolution, windows.few_positions, windows.by_channel),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),
@@ -88,6 +90,10 @@ _FOR_KERNELS = frozenset({"ragged_dot_general"})
 _WITH_NEIGHBOURS = frozenset({"concatenate", "dot_general"})
 """Operations of which other ways pad operands, take a part of a larger result, or find what gathers take for each element: priced
 with what stands around them (GPUs)."""
+_STORED_FIRST = frozenset({"conv_general_dilated"})
+"""Operations of which other ways are sums over arrays as large as the result. On a CPU the sum is in memory before several
+operations read it, or one that reduces or multiplies: XLA would compute it in each, or give a library products and additions one by
+one, with every array of the sum in memory. (On two cores, four programs with such convolutions took 0.47 to 1.00 times as long.)"""
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
@@ -125,6 +131,7 @@ class Decomposer:
         writer, changed = Writer(flat), False
         makers = {v: eqn for eqn in flat.eqns if self._may(eqn) for v in eqn.outvars}
         around = neighbours(flat) if self.device.platform == "gpu" else lambda _: NONE
+        again = computed_again(flat) if self.device.platform == "cpu" else frozenset()
         read = {a for eqn in flat.eqns for a in eqn.invars if not isinstance(a, Literal)}.union(
             a for a in flat.outvars if not isinstance(a, Literal)
         )
@@ -132,7 +139,7 @@ class Decomposer:
             if (
                 not eqn.effects
                 and self._may(eqn)
-                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around, read))
+                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around, read, again))
             ):
                 changed = True
             else:
@@ -178,9 +185,13 @@ class Decomposer:
         return left_by_user(eqn, self.exclude) is None
 
     def _write(
-        self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours], read: Collection[Var]
-    ) -> bool:
-        """Write an equation in another way; False where there is none that is faster. read: what something reads."""
+        self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours], read: Collection[Var],
+        again: Collection[Var],
+    ) -> bool:  # fmt: skip
+        """Write an equation in another way; False where there is none that is faster.
+
+        read: what something reads; again: what is read so that XLA would compute it again (`computed_again`).
+        """
         name = eqn.primitive.name
         wanted = tuple(v in read for v in eqn.outvars)
         run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted)
@@ -192,7 +203,8 @@ class Decomposer:
             return True
         if run is None:
             return False
-        writer.instead(eqn, run)
+        stored = name in _STORED_FIRST and any(v in again for v in eqn.outvars)
+        writer.instead(eqn, (lambda *operands: lax.optimization_barrier(run(*operands))) if stored else run)
         return True
 
     def _untransposed(self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> bool:

@@ -28,6 +28,10 @@ _READS = _COMPUTES | {
     "argmax", "argmin", "broadcast_in_dim", "gather", "reduce_max", "reduce_min", "reduce_sum", "slice",
 }  # fmt: skip
 """Operations that take a part of an array themselves, where they read it."""
+_TAKES_PARTS = frozenset({"concatenate", "dynamic_slice", "gather", "slice"})
+"""Operations that need no more of an operand than they take, each element once or less."""
+_MOVES = frozenset({"pad", "rev", "transpose"})
+"""Operations that put each element somewhere else."""
 _SPREAD = 2_654_435_761
 """Multiples of this, an odd number far from powers of two and small fractions of them, lie all over the numbers of 32 bits."""
 
@@ -99,6 +103,31 @@ def neighbours(jaxpr: Jaxpr) -> Callable[[JaxprEqn], Neighbours]:
         return Neighbours(tuple(map(is_computed, eqn.invars)), read)
 
     return found
+
+
+def computed_again(jaxpr: Jaxpr) -> frozenset[Var]:
+    """Finds the variables of a flat jaxpr whose elements XLA would compute more than once, or one by one for a library, if it fused
+    what computes them with what reads them: several operations read them, or one that reduces or multiplies, also through maps."""
+    readers: dict[Var, list[JaxprEqn]] = {}
+    for eqn in jaxpr.eqns:
+        for var in {a for a in eqn.invars if isinstance(a, Var)}:
+            readers.setdefault(var, []).append(eqn)
+    found: set[Var] = set()
+    for eqn in reversed(jaxpr.eqns):
+        for var in eqn.outvars:
+            own = readers.get(var, [])
+            if len(own) > 1 or any(_reads_again(reader, found) for reader in own):
+                found.add(var)
+    return frozenset(found)
+
+
+def _reads_again(eqn: JaxprEqn, found: Set[Var]) -> bool:
+    """Does an operation read an operand as `computed_again` says? found: those of its results that something so reads."""
+    name = eqn.primitive.name
+    if name in _TAKES_PARTS:
+        return False
+    is_map = name in _COMPUTES or name in _SAME_ARRAY or name in _MOVES
+    return not is_map or not found.isdisjoint(eqn.outvars)
 
 
 def _own_rows(x: Array) -> Array:

@@ -98,16 +98,6 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
-def stored_convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """The same, with the sum in memory before anything reads it: for CPUs.
-
-    Several readers would compute it again each, and XLA would give a library that reads it the products and additions one by one,
-    with every shifted array in memory. (On two cores, four programs with such convolutions took 0.57 to 0.97 times as long.)
-    """
-    run = convolution(eqn)
-    return None if run is None else lambda images, kernel: lax.optimization_barrier(run(images, kernel))
-
-
 def evened(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution with as many zeros at both ends of each dimension, and the part of its results that is wanted.
 

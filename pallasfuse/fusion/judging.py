@@ -143,7 +143,7 @@ class Judge:
         return self.margin_for(candidate.group, price)
 
     def margin_for(self, group: Group, price: Price | str) -> float:
-        """The same for a group whose kernel has this price."""
+        """The factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
         if isinstance(price, Price) and any(t.name == FINDING_RANGES for t in price.terms):
             return max(1.0, self.margin)
         return self.margin if group.folds else max(1.0, self.margin**2)
@@ -215,27 +215,33 @@ _ASKED = 1e9
 """Microseconds by which a kernel that is asked for is worth more than any that is not."""
 
 
-def losing_together(judge: Judge, groups: Sequence[Group]) -> list[tuple[Group, str]]:
+def losing_together(judge: Judge, groups: Sequence[Group], most_asked: int) -> list[tuple[Group, str]]:
     """Finds the groups without which a program takes less time, each with the reason.
 
     judge: of all of the program. Its parts, for which groups are chosen, do not see what a kernel costs elsewhere: that a value
     of another part is stored for it, or a product of another part written once more in the order in which it reads.
+
+    most_asked: so many times is a group asked what it saves beside the others, which takes long. What one saves changes where
+    another is gone: all are asked until none loses.
     """
     lost: list[tuple[Group, str]] = []
-    kept, doubtful = list(groups), list(groups)
-    while True:
+    kept, doubtful, asked = list(groups), list(groups), len(groups)
+    while asked <= most_asked:
         losses: list[tuple[float, Group, str]] = []
         for group in doubtful:
             price = judge.price_of(group)
             apart_us = judge.replaced_us(group, [g for g in kept if g is not group])
             if not isinstance(price, str) and apart_us <= price.us * judge.margin_for(group, price):
                 losses.append((price.us - apart_us, group, _not_faster(price, apart_us)))
-        if not losses:
-            return lost
-        _, worst, why = max(losses, key=lambda entry: entry[0])
-        lost.append((worst, why))
-        kept = [g for g in kept if g is not worst]
-        doubtful = [g for _, g, _ in losses if g is not worst]
+        if losses:
+            _, worst, why = max(losses, key=lambda entry: entry[0])
+            lost.append((worst, why))
+            kept = [g for g in kept if g is not worst]
+        elif len(doubtful) == len(kept):
+            break
+        doubtful = [g for _, g, _ in losses if g is not worst] or kept
+        asked += len(doubtful)
+    return lost
 
 
 def _not_faster(price: Price, apart_us: float) -> str:

@@ -30,7 +30,10 @@ _MOST_BLOCKS = 16
 
 
 def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork], rounds: int) -> float:
-    """Returns the time of one block, from its first copy to its last. rounds: blocks that live where it does, one after the other."""
+    """Returns the time of one block, from its first copy to its last.
+
+    rounds: the blocks that live where it does, one after the other.
+    """
     trips = sum(w.trips for w in works)
     computed_us = _TRIP_US * trips + _REDUCTION_US * reductions_over_threads(programs)
     passing = _passing(programs)

@@ -125,3 +125,29 @@ def test_equal_operations_are_asked_once():
         lambda x: smoothed(smoothed(x)), IMAGES, clock=lambda written, other: not asked.append(written)
     )
     assert changed and len(asked) == 1 and "conv_general_dilated" not in operations(flatten(made))
+
+
+READERS = {
+    "a map": (jax.nn.relu, False),
+    "maps, the last of several": (lambda y: jnp.tanh(y * 2 + 1), False),
+    "a part": (lambda y: y[:, ::2], False),
+    "one channel of a map": (lambda y: jnp.exp(y)[..., 0], False),
+    "nothing else": (lambda y: y, False),
+    "a sum": (lambda y: jax.nn.relu(y).sum(1), True),
+    "a product": (lambda y: jnp.pad(y * 2, ((0, 0), (1, 1), (0, 0))) @ jnp.ones((y.shape[-1], 3)), True),
+    "a window": (lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID"), True),
+    "two maps": (lambda y: (jnp.sin(y), jnp.cos(y)), True),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_on_a_cpu_a_sum_of_shifted_arrays_is_stored_where_xla_would_compute_it_again(name):
+    read, stored = READERS[name]
+    made, changed = decomposed(lambda x: read(smoothed(x)), IMAGES, gain=1.0)
+    assert changed
+    assert ("optimization_barrier" in operations(flatten(made))) == stored
+
+
+def test_on_a_gpu_it_is_not():
+    made, _ = decomposed(lambda x: smoothed(x).sum(1), IMAGES, device="gpu", gain=1.0)
+    assert "optimization_barrier" not in operations(flatten(made))

@@ -313,24 +313,3 @@ def test_windows_without_holes_or_with_even_padding_stay():
         )
         (eqn,) = jax.make_jaxpr(run)(x, w).eqns
         assert windows.evened(eqn) is None
-
-
-def test_on_a_cpu_the_sum_is_in_memory_before_anything_reads_it():
-    """A library that reduces it would be given products and additions one by one, and every shifted array of an image that three
-    convolutions read."""
-    x, w = drawn((2, 48, 64, 1)), drawn((3, 3, 3, 1, 16))
-
-    def convolution(x, w):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
-
-    same(convolution, x, w[0], rule=windows.stored_convolution)
-    (eqn,) = jax.make_jaxpr(convolution)(x, w[0]).eqns
-
-    def bytes_between(rule):
-        def program(x, w):
-            return [jax.nn.relu(y * 2 + 1).sum(-1) for own in (w[0], w[1], w[2]) for y in rule(eqn)(x, own)]
-
-        return jax.jit(program).lower(x, w).compile().memory_analysis().temp_size_in_bytes
-
-    assert 1.5 * bytes_between(windows.stored_convolution) < bytes_between(windows.convolution)

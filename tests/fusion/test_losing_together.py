@@ -31,16 +31,27 @@ class Told:
         return self.margin
 
 
-def lost(judge, names):
-    return [group.name for group, _ in losing_together(judge, [Named(n) for n in names])]
+def lost(judge, names, most_asked=100):
+    return [group.name for group, _ in losing_together(judge, [Named(n) for n in names], most_asked)]
 
 
 def test_what_loses_only_beside_another_stays_when_that_is_gone():
     prices = {"a": 10.0, "b": 10.0, "c": 10.0}
     replaced = {"a": lambda _: 20.0, "b": lambda _: 1.0, "c": lambda beside: 5.0 if "b" in beside else 15.0}
-    judge = Told(prices, replaced)
-    assert lost(judge, "abc") == ["b"]
-    assert [name for name, _ in judge.asked].count("a") == 1  # what has saved something is not asked again
+    assert lost(Told(prices, replaced), "abc") == ["b"]
+
+
+def test_what_saves_only_beside_another_goes_with_it():
+    """XLA stores a value for one of them, so the other one saves its store; without the first, nothing."""
+    replaced = {"a": lambda _: 1.0, "b": lambda beside: 20.0 if "a" in beside else 3.0, "c": lambda _: 20.0}
+    assert lost(Told(dict.fromkeys("abc", 10.0), replaced), "abc") == ["a", "b"]
+
+
+def test_groups_are_asked_so_many_times_and_no_more():
+    judge = Told(dict.fromkeys("abcdef", 10.0), dict.fromkeys("abcdef", lambda _: 1.0))
+    assert lost(judge, "abcdef", most_asked=11) == ["a", "b"]  # six are asked, then five
+    assert len(judge.asked) == 11
+    assert lost(Told(judge.prices, judge.replaced), "abcdef", most_asked=5) == []
 
 
 def test_the_worst_goes_first_and_ties_go_to_xla():
@@ -56,5 +67,5 @@ def test_the_margin_counts_and_what_has_no_price_is_left_to_others():
 
 
 def test_the_reason_names_both_times():
-    ((_, why),) = losing_together(Told({"a": 10.0}, {"a": lambda _: 4.0}), [Named("a")])
+    ((_, why),) = losing_together(Told({"a": 10.0}, {"a": lambda _: 4.0}), [Named("a")], 10)
     assert why == "one kernel would not be faster: 10 us predicted, 4 us apart"
