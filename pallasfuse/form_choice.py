@@ -20,7 +20,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, conv
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Plan
 from pallasfuse.proof import disproved_form
-from pallasfuse.repetition import Places, Planned, grouped, predicted_us
+from pallasfuse.repetition import Places, Planned, grouped, paying_together, predicted_us
 from pallasfuse.scheduled import scheduled
 from pallasfuse.search import rewriting
 from pallasfuse.search.found import Rewriting
@@ -114,7 +114,10 @@ def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -
     us = predicted_us(others, groups.groups) + added_us.value
     # it decides only here: a further form competes with the time itself
     unsure_us = (error - 1.0) * others.kernels_us(groups.groups) if others.converted.leaves_reshapes else 0.0
-    return (groups, us) if us + unsure_us < most_us.value else None
+    if us + unsure_us >= most_us.value:
+        return None
+    paying = paying_together(groups, others)
+    return paying, us if paying is groups else predicted_us(others, paying.groups) + added_us.value
 
 
 def _bytes_around(converted: Converted) -> int:

@@ -252,7 +252,8 @@ def grouped(
 
     `places` knows from then on where the groups of repeated segments run.
 
-    to_save_us: there are no groups where kernels cannot save so many microseconds; most of them are then not priced.
+    to_save_us: there are no groups where kernels cannot save so many microseconds; most of them are then not priced. And they are
+    not judged together: that waits until it is known that they are wanted (`paying_together`).
     """
     parts = list(segments(program))
     if places.options.tiles:  # they are asked for by the names of axes
@@ -261,22 +262,24 @@ def grouped(
     if to_save_us is not None and places.options.price and not _may_save(own, to_save_us):
         return Grouping((), ())
     found = joined([part.grouping() for part in own])
-    options = places.options
-    is_asked = along or options.strict or options.shapes_kernels or not options.price
-    return found if is_asked or len(parts) == 1 else _paying_together(found, places)
+    if along or len(parts) == 1 or to_save_us is not None:
+        return found
+    return paying_together(found, places)
 
 
 _MOST_PRICED = 200_000
 """So many nests are priced at most to find kernels that cost more elsewhere than they save: a limit on time, of some seconds."""
 
 
-def _paying_together(found: Grouping, places: Places) -> Grouping:
-    """Returns the groups without those that save nothing in the whole program.
+def paying_together(found: Grouping, places: Places) -> Grouping:
+    """Returns the groups without those that save nothing in the whole program; all of them where kernels are asked for.
 
     They are looked for where all groups save less there than in its parts: what one saves more may hide what another loses, but
     most programs are spared the time.
     """
-    groups = found.groups
+    groups, options = found.groups, places.options
+    if options.strict or options.shapes_kernels or not options.price:
+        return found
     most_asked = _MOST_PRICED // max(1, len(places.program.nests))
     if not groups or len(groups) > most_asked:
         return found

@@ -344,5 +344,5 @@ def test_a_tensor_that_one_part_reads_and_another_part_turns_costs_where_it_is_w
 
     whole, parted = planned(MOST_REDUCTIONS), planned(1)
     assert parted <= whole
-    monkeypatch.setattr(repetition, "_paying_together", lambda found, _: found)
+    monkeypatch.setattr(repetition, "paying_together", lambda found, _: found)
     assert planned(1) - whole  # what the parts alone would take
