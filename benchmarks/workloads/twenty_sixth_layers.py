@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Size, gain, half, integers, normal, pick, program, weight
-from benchmarks.workloads.twenty_sixth_parts import attention, dense, dense_of, layer_norm, norm_of, rms_norm, rotary
+from benchmarks.workloads.twenty_fifth_parts import attention, dense, dense_of, layer_norm, norm_of, rms_norm, rotary
 
 GROUP = "twenty-sixth"
 

@@ -9,7 +9,7 @@ from jax import lax
 from jax.scipy.stats import norm
 
 from benchmarks.workloads.registry import Built, Size, integers, normal, pick, program
-from benchmarks.workloads.twenty_sixth_parts import dense, dense_of
+from benchmarks.workloads.twenty_fifth_parts import dense, dense_of
 
 GROUP = "twenty-sixth"
 

@@ -8,7 +8,8 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Size, booleans, half, integers, normal, pick, program
-from benchmarks.workloads.twenty_sixth_parts import dense, dense_of, drawn
+from benchmarks.workloads.twenty_fifth_parts import dense, dense_of
+from benchmarks.workloads.twenty_sixth_parts import drawn
 
 GROUP = "twenty-sixth"
 

@@ -143,7 +143,7 @@ class Judge:
         return self.margin_for(candidate.group, price)
 
     def margin_for(self, group: Group, price: Price | str) -> float:
-        """The factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
+        """Returns the factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
         if isinstance(price, Price) and any(t.name == FINDING_RANGES for t in price.terms):
             return max(1.0, self.margin)
         return self.margin if group.folds else max(1.0, self.margin**2)

@@ -140,7 +140,7 @@ class Group:
 
     @property
     def nests(self) -> tuple[Nest, ...]:
-        """All that the group computes: its folds as they are written, inner reductions, and outputs."""
+        """The nests are all that the group computes: its folds as they are written, inner reductions, and outputs."""
         return (*(f.nest for f in self.folds), *self.inner, *self.outputs)
 
     @property

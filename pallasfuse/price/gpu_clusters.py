@@ -1,8 +1,8 @@
 """The price of a block of a cluster, by itself: it copies its part of a row, and computes with one warpgroup, phase by phase.
 
 Several blocks live on a multiprocessor, whose time is that of one block, shared among them. The times are fitted to 119 kernels of
-six functions on an H200, of 8 to 4096 rows: clusters of 1 to 8 blocks, with 1 to 16 tiles for each (a geometric standard deviation
-of 1.09, all within 0.77 to 1.21). The exponent and the registers are fitted to eleven kernels of rows of 128256.
+seven functions on an H200, of 8 to 4096 rows: clusters of 1 to 8 blocks, with 1 to 16 tiles for each (a geometric standard
+deviation of 1.09, all within 0.77 to 1.21). The exponent and the registers are fitted to eleven kernels of rows of 128256.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from pallasfuse.resources.clusters import slot_bytes, streams_of
 _ROOM_US = 0.25
 """The time that each block of a cluster waits for each of its blocks where clusters follow others: all need room at once."""
 _TRIP_US = 0.058
-"""From the end of a trip to the next."""
+"""The time that passes between two trips of a loop."""
 _PASSING_GB_S = 27.0
 """The rate at which a block waits for what all rows have, which comes from the cache."""
 _REDUCTION_US = 0.82
-"""From the end of a loop until all blocks have a state of all: the warpgroup reduces it, the cluster meets, and each merges it."""
+"""The time from the end of a loop until all blocks have a state of all: the warpgroup reduces it, the cluster meets, each merges."""
 _COPIED_GB_S = 145.0
 """The rate at which a block copies its part, while others do the same."""
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1

@@ -100,16 +100,16 @@ def stored_to_save_work(
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A map, and what computing it takes."""
+    """This describes a map, and what computing all of it takes."""
 
     name: str
     elements: int
     item: int
-    """The bytes of one of them."""
+    """The bytes that one element takes."""
     size: float
-    """The bytes of all of them."""
+    """The bytes that all elements take."""
     cycles: float
-    """For all of them."""
+    """The clock cycles that all of them take."""
     reads: tuple[tuple[str, float], ...]
     """The tensors that it reads, and the bytes of each."""
 
@@ -162,7 +162,7 @@ def bytes_in_time_of(cycles: float, moved: float) -> float:
 
 
 _Ways = dict[tuple[str, str], float]
-"""How often a kernel needs each element of a tensor, by the kernel, and by the moves through which it reads."""
+"""A tensor's readers in the end: how often each kernel needs an element, by its name and the moves through which it reads."""
 
 
 def _readers(
@@ -170,7 +170,8 @@ def _readers(
 ) -> tuple[dict[str, list[_Reader]], dict[str, _Ways]]:  # fmt: skip
     """Finds the nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end.
 
-    Of what is in memory in any case nobody asks for readers."""
+    What is in memory in any case has none here: nobody asks for them.
+    """
     direct: dict[str, list[_Reader]] = {}
     through: dict[str, _Ways] = {}
     asked, nests = _reading(program, moves)
@@ -209,7 +210,7 @@ def _kernels(ways: _Ways) -> list[_Reader]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A nest, and what it reads."""
+    """This describes a nest as a reader, and what it reads."""
 
     name: str
     always_kernel: bool
