@@ -20,7 +20,7 @@ _TRIP_US = 0.058
 _PASSING_GB_S = 27.0
 """The rate at which a block waits for what all rows have, which comes from the cache."""
 _REDUCTION_US = 0.82
-"""The time from the end of a loop until all blocks have a state of all: the warpgroup reduces it, the cluster meets, each merges."""
+"""The time from the end of a loop until all blocks have a state of all: the warpgroup reduces, the cluster meets, each merges."""
 _COPIED_GB_S = 145.0
 """The rate at which a block copies its part, while others do the same."""
 _REGISTERS, _ELEMENT_REGISTERS = 24.0, 2.1
