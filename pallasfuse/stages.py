@@ -51,9 +51,10 @@ class Traced(OfThisProcess):
         """Choose groups and derive their folds. timed, one_device: as of `Target`."""
         call = self.call
         chosen = target_at_hand(target, call.options).judged(timed=timed, one_device=one_device)
+        called = FusedCall(call.jaxpr, replace(call.options, check=False), call.name, Once())
+        called.program(chosen)  # kept for `fused`: chosen as for a call, whose target nobody names
         # bodies are lowered as they are shown
-        shown = replace(call.options, target=chosen.name, check=False)
-        fused = FusedCall(call.jaxpr, shown, call.name, Once())
+        fused = replace(called, options=replace(called.options, target=chosen.name))
         jaxpr, bodies = fused.with_bodies(chosen)
         written_out = fused.program(chosen) is not call.jaxpr
         changed = bodies or written_out

@@ -17,7 +17,7 @@ from itertools import chain, count, pairwise
 from pallasfuse.fusion.joined_positions import Pair, in_order, with_joined_positions
 from pallasfuse.fusion.shapes_left import SHAPE, as_left, is_reshape, needed_reshapes, reshapes_of, with_own_axes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, reads_in, rebuild, with_args
+from pallasfuse.ir.expr import Expr, Read, positions_in, read, reads_in, rebuild, with_args
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.price.xla_reductions import is_product
 
@@ -186,7 +186,7 @@ def _repeats(nest: Nest, pair: Pair) -> bool:
         return False
     if isinstance(body, Read):
         return set(pair) <= {*nest.axes} and len({*pair} & {*body.indices}) == 1
-    return any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
+    return not set(pair).isdisjoint(positions_in(body))
 
 
 def _together(program: LoopProgram, wanted: Set[Pair]) -> frozenset[Pair] | None:
@@ -268,12 +268,15 @@ def _told_apart(program: LoopProgram) -> Iterator[Pair]:
             if b is not None:
                 before.setdefault(b, set()).add(a)
     concerned = _concerned(program)
-    sums = {n.reduced for n in program.nests if isinstance(n, Nest)}
+    summed: dict[Axis, set[tuple[Axis, ...]]] = {}
+    for reduced in {n.reduced for n in program.nests if isinstance(n, Nest)}:
+        for axis in reduced:
+            summed.setdefault(axis, set()).add(reduced)
     for a, nexts in after.items():
         for b in nexts - {None}:
             assert b is not None
             beside = nexts == {b} and before[b] == {a} and all((a, b) in concerned.get(x, {(a, b)}) for x in (a, b))
-            if not beside or any((a in axes) != (b in axes) for axes in sums):
+            if not beside or summed.get(a) != summed.get(b):
                 yield a, b
 
 
@@ -284,7 +287,7 @@ def _concerned(program: LoopProgram) -> dict[Axis, frozenset[Pair]]:
         if isinstance(node, External):
             tensors = () if node.lookup is None else (node.lookup.result, node.lookup.source, node.lookup.table, node)
             found |= dict.fromkeys((a for t in tensors for a in t.axes), frozenset())
-        elif asked := [x.axis for x in postorder(node.body) if isinstance(x, Index)]:
+        elif asked := positions_in(node.body):
             pairs = in_order(node.body)
             found |= {a: found.get(a, pairs) & pairs for a in asked}
     return found
@@ -293,9 +296,11 @@ def _concerned(program: LoopProgram) -> dict[Axis, frozenset[Pair]]:
 def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
     """Returns for each pair of neighbours those that are the same dimensions of a tensor, directly or through others."""
     own = {node.name: node.axes for node in program.definitions()}
-    classes: dict[Pair, frozenset[Pair]] = {p: frozenset((p,)) for s in _sequences(program) for p in pairwise(s)}
+    pairs = {p for s in {*_sequences(program)} for p in pairwise(s)}
+    classes = {p: frozenset((p,)) for p in pairs}
     for node in program.nests:
-        for x in reads_in(node.body) if isinstance(node, Nest) else ():
+        renamed = (x for x in reads_in(node.body) if x.indices != own[x.tensor]) if isinstance(node, Nest) else ()
+        for x in renamed:
             for one, other in zip(pairwise(own[x.tensor]), pairwise(x.indices), strict=True):
                 if classes[one] is not classes[other]:
                     both = classes[one] | classes[other]
@@ -327,8 +332,12 @@ def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
     done: dict[Expr, Expr] = {}
     changed = second | one.keys()
     for node in program.nests:
-        if isinstance(node, Nest):
-            body = node.body if changed.isdisjoint(node.body.axes) else rebuild(node.body, step, done)
+        if changed.isdisjoint(node.axes) and not (
+            isinstance(node, Nest) and changed & (node.body.axes | {*node.reduced})
+        ):
+            nests.append(node)
+        elif isinstance(node, Nest):
+            body = rebuild(node.body, step, done)
             reduced = joined(node.reduced)
             nests.append(replace(node, axes=joined(node.axes), reduced=reduced, body=body))
         else:

@@ -104,29 +104,34 @@ class _Regions:
 
     def of(self, name: str, axis: Axis) -> Region:
         """Returns the part in which a nest or a tensor has an axis."""
-        at = name, axis
-        while (above := self._parent.get(at, at)) != at:
-            self._parent[at] = self._parent.get(above, above)  # paths get shorter as they are walked
-            at = above
-        return at
+        found = at = name, axis
+        while (above := self._parent.get(found)) is not None:
+            found = above
+        while at != found:
+            self._parent[at], at = found, self._parent[at]
+        return found
 
     def _join(self, one: Region, other: Region) -> None:
         a, b = self.of(*one), self.of(*other)
         if a != b:
-            self._parent[b] = a
+            self._parent[a] = (
+                b  # a nest comes after what it reads: the other way, paths would be as long as the program
+            )
 
 
 def _renamed(program: LoopProgram, regions: _Regions, own: dict[Region, Axis]) -> LoopProgram:
     """Returns a program in which the axes of some parts have names of their own."""
-    renamings = Renamings()
+    renamings, moved = Renamings(), {axis for _, axis in own}
 
     def over(name: str, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-        return tuple(own.get(regions.of(name, a), a) for a in axes)
+        return tuple(own.get(regions.of(name, a), a) if a in moved else a for a in axes)
 
     def nodes() -> Iterator[Nest | External]:
         for node in program.nests:
-            if isinstance(node, Nest):
-                old = _axes_of(node)
+            old = _axes_of(node)
+            if moved.isdisjoint(old):
+                yield node
+            elif isinstance(node, Nest):
                 body = renamings.renamed(node.body, old, over(node.name, old))
                 yield replace(node, axes=over(node.name, node.axes), reduced=over(node.name, node.reduced), body=body)
             else:

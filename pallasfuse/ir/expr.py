@@ -202,6 +202,12 @@ def reads_in(root: Expr) -> tuple[Read, ...]:
     return tuple([node for node in postorder(root) if isinstance(node, Read)])
 
 
+@lru_cache(1 << 12)
+def positions_in(root: Expr) -> tuple[Axis, ...]:
+    """The axes along which an expression asks for positions, in the order of `postorder`; remembered, as of `reads_in`."""
+    return tuple([node.axis for node in postorder(root) if isinstance(node, Index)])
+
+
 @lru_cache(1 << 10)
 def applied_in(root: Expr) -> frozenset[Apply]:
     """The distinct operations of an expression, of which few are needed again: fewer are remembered than of `reads_in`."""

@@ -11,7 +11,19 @@ from math import gcd
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, select
+from pallasfuse.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Read,
+    apply,
+    const,
+    index,
+    positions_in,
+    read,
+    reads_in,
+    select,
+)
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
@@ -50,8 +62,8 @@ def computed_from(tensor: str, maps: Mapping[str, Nest]) -> frozenset[str]:
 def _read_otherwise(program: LoopProgram) -> frozenset[str]:
     dimensions = {n.name: len(n.axes) for n in program.nests if isinstance(n, Nest)}
     return frozenset(
-        e.tensor for n in program.nests if isinstance(n, Nest) for e in postorder(n.body)
-        if isinstance(e, Read) and dimensions.get(e.tensor, len(e.indices)) != len(e.indices)
+        e.tensor for n in program.nests if isinstance(n, Nest) for e in reads_in(n.body)
+        if dimensions.get(e.tensor, len(e.indices)) != len(e.indices)
     )  # fmt: skip
 
 
@@ -67,7 +79,7 @@ def _joins(program: LoopProgram) -> frozenset[str]:
     found: set[str] = set()
     for node in program.nests:
         if isinstance(node, Nest):
-            of_one = not any(isinstance(n, Index) for n in postorder(node.body))
+            of_one = not positions_in(node.body)
             if of_one and not node.is_reduction and all(t in repeated or sizes[t] == 1 for t in node.reads):
                 repeated |= {node.name} if sizes[node.name] > 1 else set()
         elif node.form == "join":

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder, reads_in
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.price.gpu_library import COMPUTED_BEFORE, is_loop
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
@@ -116,7 +116,7 @@ def _can_end(fusion: LoopFusion, tensor: str) -> bool:
     if fusion.pieces or fusion.threads or fusion.window_operations or fusion.cached_bytes:
         return False
     (root,), (body,) = fusion.roots, fusion.bodies
-    reads = [n for n in postorder(body) if isinstance(n, Read) and n.tensor == tensor]
+    reads = [n for n in reads_in(body) if n.tensor == tensor]
     if len(reads) != 1 or _long(reads[0].indices) != _long(root.axes) or not _is_read_once(reads[0], body):
         return False
     if dtypes.itemsize_bytes(root.dtype) > dtypes.itemsize_bytes(reads[0].dtype):

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.expr import Apply, Expr, postorder, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.price.xla_forms import LoopFusion
 from pallasfuse.price.xla_habits import Habits
@@ -202,7 +202,7 @@ def _find(program: LoopProgram) -> _Program:
     found: list[_Diamond] = []
     for nest in nests.values():
         own = frozenset(nest.axes)
-        reads = [n for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in made_of]
+        reads = [n for n in reads_in(nest.body) if n.tensor in made_of]
         if nest.is_reduction:
             made_of[nest.name] = frozenset() if nest.picks or is_product(nest) else frozenset((nest.name,))
             continue
@@ -230,7 +230,7 @@ def _sources(nest: Nest, space: frozenset[Axis], nests: Mapping[str, Nest]) -> s
 
 
 def _read_at_every_point(body: Expr, space: frozenset[Axis]) -> set[str]:
-    return {n.tensor for n in postorder(body) if isinstance(n, Read) and frozenset(n.indices) == space}
+    return {n.tensor for n in reads_in(body) if frozenset(n.indices) == space}
 
 
 def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> set[str]:
