@@ -1,9 +1,10 @@
 """Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
 
-Values that are the same in every trip are computed once, before the loop (`loop_invariants` splits the body for that). The body of
-a scan may be planned in two forms. In one, XLA cuts an element for each trip from every array that the scan runs over, and stores
-it for the kernel that reads it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads its element
-where it lies. The form is used whose kernels save more.
+Values that are the same in every trip are computed once, before the loop (`loop_invariants` splits the body for that), but for
+elements of smaller arrays that no kernel reads: XLA takes them where it needs them. The body of a scan may be planned in two
+forms. In one, XLA cuts an element for each trip from every array that the scan runs over, and stores it for the kernel that reads
+it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads its element where it lies. The form is
+used whose kernels save more.
 """
 
 import math
@@ -16,12 +17,13 @@ from typing import Any
 import jax
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
-from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
+from pallasfuse.jaxpr_frontend import bodies, called, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.plans import LARGEST
-from pallasfuse.loop_invariants import computed_outside, split
+from pallasfuse.loop_invariants import computed, given, split
 from pallasfuse.plan import Plan
 
 type Run = Callable[..., list[Any]]
@@ -38,9 +40,33 @@ class BodyForm:
     """The body gets whole arrays and the number of the trip, instead of an element of each array."""
 
 
-type FusedBody = Callable[[Sequence[BodyForm], str], tuple[BodyForm, Run] | None]
-"""Returns the form of a body that is used, and what runs it instead of its own equations; None where nothing of it is fused.
-The arguments are the forms, and words that say which body it is."""
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A body of which something is fused: the form that is used, and what runs it instead of its own equations."""
+
+    form: BodyForm
+    run: Run
+    read: frozenset[int]
+    """The arguments that its kernels read, by number."""
+
+
+type FusedBody = Callable[[Sequence[BodyForm], str], Fused | None]
+"""Returns the body of a loop or a branch where something of it is fused. The arguments are its forms, and words that say which body
+it is."""
+
+
+def read_by_kernels(plan: Plan) -> frozenset[int]:
+    """Returns the numbers of the arguments that kernels of a plan read, there or in the body of a loop, as they are or in another
+    layout."""
+    with IMPORTS:  # most programs have no loop
+        from pallasfuse.jaxpr_frontend.conversion import is_layout
+    jaxpr, variable = plan.converted.jaxpr, plan.converted.variable
+    read = {variable[name] for kernel in plan.kernels for name in kernel.reads if name in variable}
+    for eqn in reversed(jaxpr.eqns):
+        inside = any(True for body in bodies(eqn) for _ in fused_calls(body))
+        if inside or (is_layout(eqn) and not read.isdisjoint(eqn.outvars)):
+            read.update(a for a in eqn.invars if isinstance(a, Var))
+    return frozenset(n for n, v in enumerate(jaxpr.invars) if v in read)
 
 
 def best_form[Call](
@@ -96,10 +122,10 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
 def _in_scopes_of(eqn: JaxprEqn, fused: FusedBody) -> FusedBody:
     """As `fused`, of bodies whose equations say in which scopes the loop is: JAX begins anew in each body."""
 
-    def inside(forms: Sequence[BodyForm], what: str) -> tuple[BodyForm, Run] | None:
+    def inside(forms: Sequence[BodyForm], what: str) -> Fused | None:
         here = [replace(form, jaxpr=_compat.within_scopes_of(form.jaxpr, eqn)) for form in forms]
         found = fused(here, what)
-        return None if found is None else (forms[here.index(found[0])], found[1])
+        return None if found is None else replace(found, form=forms[here.index(found.form)])
 
     return inside
 
@@ -131,8 +157,10 @@ class _Inside:
     """The part of a body that runs in every trip, and what computes the values that are the same in all of them."""
 
     form: BodyForm
-    before: Callable[[Sequence[Any]], list[Any]]
-    """This computes the first arguments of that part from those arguments of the body that are the same in every trip."""
+    before: Callable[[Sequence[Any], frozenset[int]], Callable[[], list[Any]]]
+    """This computes before the loop what is handed over, of those arguments of the body that are the same in every trip. It returns
+    what makes the first arguments of that part in a trip: elements of smaller arrays are taken in it, unless kernels read them.
+    read: the arguments that kernels read, by number."""
 
 
 def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: bool = False) -> _Inside:
@@ -150,10 +178,13 @@ def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: boo
         stacked=tuple(range(carried, len(inside.outvars))),
     )
 
-    def before(values: Sequence[Any]) -> list[Any]:
-        changing = [None] * (len(fixed) - len(values))
-        handed = [] if parts is None else computed_outside(parts, jaxpr, [*values, *changing])
-        return [*handed, *values]
+    def before(values: Sequence[Any], read: frozenset[int]) -> Callable[[], list[Any]]:
+        if parts is None:
+            return lambda: list(values)
+        known = given(parts, jaxpr, [*values, *[None] * (len(fixed) - len(values))])
+        early = [v for n, v in enumerate(parts.passed) if v not in parts.taken or n in read]
+        known |= computed(parts, early, known)
+        return lambda: [*computed(parts, parts.passed, known).values(), *values]
 
     return _Inside(BodyForm(inside, boundary, by_number), before)
 
@@ -172,9 +203,8 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     found = fused([way.form for way in ways], f"body of {_place(eqn)}")
     if found is None:
         return None
-    form, inner = found
-    (before,) = (way.before for way in ways if way.form is form)
-    taken = whole if form.by_number else ()
+    (before,) = (way.before for way in ways if way.form is found.form)
+    taken = whole if found.form.by_number else ()
 
     def run(*operands: Any) -> list[Any]:
         given, init, rest = (
@@ -182,12 +212,12 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
             operands[constants:][:carried],
             range(constants + carried, len(operands)),
         )
-        known = before([*given, *(operands[n] for n in taken)])
+        known = before([*given, *(operands[n] for n in taken)], found.read)
         xs = [operands[n] for n in rest if n not in taken]
 
         def trip(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
             values, number = carry[:carried], carry[carried:]
-            results = inner(*known, *values, *x, *number)
+            results = found.run(*known(), *values, *x, *number)
             return [*results[:carried], *(n + 1 for n in number)], results[carried:]
 
         how = {name: eqn.params[name] for name in ("reverse", "unroll", *(() if xs else ("length",)))}
@@ -256,7 +286,6 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     found = fused([way.form], f"body of {_place(eqn)}")
     if found is None:
         return None
-    _, inner = found
 
     def run(*operands: Any) -> list[Any]:
         asked, given, init = (
@@ -264,12 +293,12 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
             operands[of_condition:][:of_body],
             operands[of_condition + of_body :],
         )
-        known = way.before(given)
+        known = way.before(given, found.read)
 
         def goes_on(carry: Iterable[Any]) -> Any:
             return _compat.eval_jaxpr(condition, condition.consts, *asked, *carry)[0]
 
-        return list(jax.lax.while_loop(goes_on, lambda carry: inner(*known, *carry), list(init)))
+        return list(jax.lax.while_loop(goes_on, lambda carry: found.run(*known(), *carry), list(init)))
 
     return run
 
@@ -283,8 +312,8 @@ def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if all(found is None for _, found in branches):
         return None
 
-    def one(branch: Jaxpr, found: tuple[BodyForm, Run] | None) -> Run:
-        return found[1] if found else lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands)
+    def one(branch: Jaxpr, found: Fused | None) -> Run:
+        return found.run if found else lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands)
 
     chosen = [one(*b) for b in branches]
     return lambda index, *operands: list(jax.lax.switch(index, chosen, *operands))

@@ -6,7 +6,7 @@ would have to read to compute it, and reductions and products always are.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten
 
+_TAKING = frozenset({"gather", "dynamic_slice"})
+"""Operations that take elements of an array, and are no maps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -26,6 +29,9 @@ class Split:
     consts: tuple[Any, ...]
     outside: tuple[JaxprEqn, ...]
     passed: tuple[Var, ...]
+    taken: frozenset[Var]
+    """Those that are elements of smaller arrays, taken once or several times, and what maps make of these: neighbours of each
+    element. XLA takes them again where it reads them, for fewer bytes than they take."""
     inside: Jaxpr
 
 
@@ -38,6 +44,8 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
     constants = zip(flat.constvars, flat.consts, strict=True)
     cost: dict[Var, float] = {v: bytes_of(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
     cost |= {v: bytes_of(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
+    by_xla = dict(cost)
+    """The bytes that XLA reads for a value, in a loop that takes elements of others as it goes."""
     made: dict[Var, JaxprEqn] = {}
     handed_over: set[Var] = set()
     for eqn in flat.eqns:
@@ -45,10 +53,11 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         if eqn.effects or not all(v in cost for v in reads):
             continue
         again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
+        taken = sum(by_xla[v] for v in reads) if is_map(eqn) or eqn.primitive.name in _TAKING else math.inf
         size = sum(bytes_of(v) for v in eqn.outvars)
         for v in eqn.outvars:
             made[v] = eqn
-            cost[v] = min(again, bytes_of(v))
+            cost[v], by_xla[v] = min(again, bytes_of(v)), min(taken, bytes_of(v))
         if reads and (size < again or (size == again and not is_layout(eqn))):
             handed_over.update(eqn.outvars)
     passed = _needed(flat, made, handed_over)
@@ -63,6 +72,7 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         tuple(flat.consts),
         outside,
         tuple(passed),
+        frozenset(v for v in passed if by_xla[v] < bytes_of(v)),
         flatten(_compat.with_arguments(whole, passed), PLAIN_CALLS),
     )
 
@@ -80,11 +90,22 @@ def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) 
 
 def computed_outside(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     """Computes what is handed over to the inside of a jaxpr that was split. values: its arguments; None for those that change."""
-    known: dict[Var, Any] = dict(zip((*parts.constvars, *jaxpr.invars), (*parts.consts, *values), strict=True))
-    for eqn in parts.outside:
-        results = _compat.bind(eqn, [known[a] if isinstance(a, Var) else a.val for a in eqn.invars])
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [known[v] for v in parts.passed]
+    return list(computed(parts, parts.passed, given(parts, jaxpr, values)).values())
+
+
+def given(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> dict[Var, Any]:
+    """Returns what is known before anything is computed. values: as of `computed_outside`."""
+    return dict(zip((*parts.constvars, *jaxpr.invars), (*parts.consts, *values), strict=True))
+
+
+def computed(parts: Split, wanted: Iterable[Var], known: Mapping[Var, Any]) -> dict[Var, Any]:
+    """Computes some of the values that are handed over, from others that are known."""
+    wanted, found = tuple(wanted), dict(known)
+    made = {v: eqn for eqn in parts.outside for v in eqn.outvars if v not in known}
+    for eqn in _made_by(wanted, made, parts.outside):
+        results = _compat.bind(eqn, [found[a] if isinstance(a, Var) else a.val for a in eqn.invars])
+        found.update(zip(eqn.outvars, results, strict=True))
+    return {v: found[v] for v in wanted}
 
 
 def bytes_of(v: Any) -> float:

@@ -175,6 +175,37 @@ def test_what_does_not_change_is_computed_before_the_loop():
     assert not any("exp(-" in str(n.body) or "square" in str(n.body) for n in body.plan.program.nests)
 
 
+NEAR = (np.arange(ROWS)[:, None] + np.arange(-2, 3)) % ROWS
+
+
+def test_elements_of_a_smaller_array_are_taken_in_every_trip_unless_a_kernel_reads_them():
+    def steps(x, weights, shares):
+        def step(i, c):
+            normed = jax.nn.softmax(shares @ c + i, -1)
+            summed = jnp.cumsum(weights[:, NEAR] + c.T[:, :, None], -1)  # no kernel has running sums
+            return normed + 0.01 * summed[:, :, -1].T
+
+        return jax.lax.fori_loop(0, 3, step, x)
+
+    def read_by_a_kernel(x, weights, shares):
+        def step(i, c):
+            return jax.nn.softmax(weights[:, NEAR] * c.T[:, :, None] + i, -1).sum(-1).T
+
+        return jax.lax.fori_loop(0, 3, step, x)
+
+    arguments = rows(), parameters()["q"][:, :1] + rows(seed=3).T, rows(seed=4) @ rows(seed=5).T
+
+    def inside(function):
+        fused = everything(function)
+        close(fused(*arguments), jax.jit(function)(*arguments), 1e-4)
+        (loop,) = [e for e in fused.explain(*arguments).converted.jaxpr.eqns if e.primitive.name in ("scan", "while")]
+        body = loop.params.get("body_jaxpr", loop.params.get("jaxpr"))
+        return [e.outvars[0].aval.shape for e in body.eqns if e.primitive.name == "gather"]
+
+    assert (WIDTH, *NEAR.shape) in inside(steps)
+    assert (WIDTH, *NEAR.shape) not in inside(read_by_a_kernel)
+
+
 def test_a_body_without_kernels_is_what_it_was():
     """Nothing of the loop is rebuilt: the program is the very one that jax.jit compiles."""
 
