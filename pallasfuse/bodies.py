@@ -1,15 +1,17 @@
 """Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
 
-Values that are the same in every trip are computed once, before the loop (`loop_invariants` splits the body for that), but for
-elements of smaller arrays that no kernel reads: XLA takes them where it needs them. The body of a scan may be planned in two
-forms. In one, XLA cuts an element for each trip from every array that the scan runs over, and stores it for the kernel that reads
-it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads its element where it lies. The form is
-used whose kernels save more.
+What kernels read is computed once, before the loop, where it is the same in every trip (`loop_invariants` splits the body for
+that). The rest stays in the body: XLA moves out of it what it would, and what it computes together with something that changes is
+not taken apart.
+
+The body of a scan may be planned in two forms. In one, XLA cuts an element for each trip from every array that the scan runs over,
+and stores it for the kernel that reads it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads
+its element where it lies. The form is used whose kernels save more.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
 from typing import Any
@@ -23,7 +25,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.plans import LARGEST
-from pallasfuse.loop_invariants import computed, given, split
+from pallasfuse.loop_invariants import computed, given, split, unmoved
 from pallasfuse.plan import Plan
 
 type Run = Callable[..., list[Any]]
@@ -38,6 +40,10 @@ class BodyForm:
     """This says which arguments and results of the body the loop slices, carries from trip to trip, and stacks."""
     by_number: bool = False
     """The body gets whole arrays and the number of the trip, instead of an element of each array."""
+    trips: int | None = None
+    """The number of trips; None where nobody knows it, or there is no loop."""
+    stored: Callable[[Collection[int]], Jaxpr | None] = lambda _: None
+    """Returns what computes those of some first arguments that XLA would compute in every trip; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +61,21 @@ type FusedBody = Callable[[Sequence[BodyForm], str], Fused | None]
 it is."""
 
 
-def read_by_kernels(plan: Plan) -> frozenset[int]:
-    """Returns the numbers of the arguments that kernels of a plan read, there or in the body of a loop, as they are or in another
-    layout."""
+def read_inside(plan: Plan) -> frozenset[int]:
+    """Returns the numbers of the arguments that kernels of a plan read, there or in the body of a loop."""
+    eqns = plan.converted.jaxpr.eqns
+    loops = [eqn for eqn in eqns if any(True for body in bodies(eqn) for _ in fused_calls(body))]
+    return _read_by_kernels(plan, [a for eqn in loops for a in eqn.invars if isinstance(a, Var)])
+
+
+def _read_by_kernels(plan: Plan, others: Iterable[Var] = ()) -> frozenset[int]:
+    """Returns the numbers of the arguments that kernels of a plan read, as they are or in another layout. others: are read, too."""
     with IMPORTS:  # most programs have no loop
         from pallasfuse.jaxpr_frontend.conversion import is_layout
     jaxpr, variable = plan.converted.jaxpr, plan.converted.variable
-    read = {variable[name] for kernel in plan.kernels for name in kernel.reads if name in variable}
+    read = {variable[name] for kernel in plan.kernels for name in kernel.reads if name in variable}.union(others)
     for eqn in reversed(jaxpr.eqns):
-        inside = any(True for body in bodies(eqn) for _ in fused_calls(body))
-        if inside or (is_layout(eqn) and not read.isdisjoint(eqn.outvars)):
+        if is_layout(eqn) and not read.isdisjoint(eqn.outvars):
             read.update(a for a in eqn.invars if isinstance(a, Var))
     return frozenset(n for n, v in enumerate(jaxpr.invars) if v in read)
 
@@ -81,9 +92,27 @@ def best_form[Call](
         call, plan = planned(form)
         if not plan.fuses or (form.by_number and not any(k.takes_slices for k in plan.kernels)):
             continue
+        if plan.options.price and not _pays(form, plan):
+            continue
         if best is None or (plan.options.price and _saved_us(plan) >= _saved_us(best[1][1])):
             best = form, (call, plan)
     return best
+
+
+def _pays(form: BodyForm, plan: Plan) -> bool:
+    """Do kernels save more in all trips than it takes to store for them what XLA would compute in every trip, as it needs it?"""
+    stored = form.stored(_read_by_kernels(plan)) if form.trips is not None and plan.kernels else None
+    if stored is None:
+        return True
+    with IMPORTS:
+        from pallasfuse.jaxpr_frontend import convert
+        from pallasfuse.price.xla import price_xla
+    assert form.trips is not None
+    try:
+        stored_us = price_xla(convert(stored).program, plan.target.device).us
+    except Exception:  # never a crash: without a price the loop is XLA's
+        return False
+    return form.trips * _saved_us(plan) > stored_us
 
 
 def _saved_us(plan: Plan) -> float:
@@ -158,12 +187,14 @@ class _Inside:
 
     form: BodyForm
     before: Callable[[Sequence[Any], frozenset[int]], Callable[[], list[Any]]]
-    """This computes before the loop what is handed over, of those arguments of the body that are the same in every trip. It returns
-    what makes the first arguments of that part in a trip: elements of smaller arrays are taken in it, unless kernels read them.
-    read: the arguments that kernels read, by number."""
+    """This computes before the loop what kernels read, of those arguments of the body that are the same in every trip. It returns
+    what makes the first arguments of that part in a trip: what no kernel reads is computed there. read: the arguments that kernels
+    read, by number."""
 
 
-def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: bool = False) -> _Inside:
+def _inside(
+    jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: bool = False, trips: int | None = None
+) -> _Inside:  # fmt: skip
     """Splits a body into what is the same in every trip of its loop, and the rest.
 
     fixed: which arguments are the same in every trip; they are the first ones. carried: the number of values that go from one trip
@@ -182,11 +213,14 @@ def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: boo
         if parts is None:
             return lambda: list(values)
         known = given(parts, jaxpr, [*values, *[None] * (len(fixed) - len(values))])
-        early = [v for n, v in enumerate(parts.passed) if v not in parts.taken or n in read]
+        early = [v for n, v in enumerate(parts.passed) if n in read]
         known |= computed(parts, early, known)
         return lambda: [*computed(parts, parts.passed, known).values(), *values]
 
-    return _Inside(BodyForm(inside, boundary, by_number), before)
+    def stored(read: Collection[int]) -> Jaxpr | None:
+        return None if parts is None else unmoved(parts, jaxpr, read)
+
+    return _Inside(BodyForm(inside, boundary, by_number, trips, stored), before)
 
 
 def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
@@ -196,10 +230,12 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     constants, carried = counts
     whole = _arrays_by_number(eqn, constants + carried)
     numbered = _by_number(eqn, constants, whole) if whole else None
-    ways = [_inside(body, [n < constants for n in range(len(eqn.invars))], carried)]
+    length = eqn.params["length"]
+    trips = length if isinstance(length, int) else None
+    ways = [_inside(body, [n < constants for n in range(len(eqn.invars))], carried, trips=trips)]
     if numbered is not None:
         fixed = [n < constants + len(whole) for n in range(len(numbered.invars))]
-        ways.insert(0, _inside(numbered, fixed, carried, by_number=True))
+        ways.insert(0, _inside(numbered, fixed, carried, by_number=True, trips=trips))
     found = fused([way.form for way in ways], f"body of {_place(eqn)}")
     if found is None:
         return None

@@ -6,7 +6,7 @@ would have to read to compute it, and reductions and products always are.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten
 
-_TAKING = frozenset({"gather", "dynamic_slice"})
-"""Operations that take elements of an array, and are no maps."""
-
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -29,9 +26,9 @@ class Split:
     consts: tuple[Any, ...]
     outside: tuple[JaxprEqn, ...]
     passed: tuple[Var, ...]
-    taken: frozenset[Var]
-    """Those that are elements of smaller arrays, taken once or several times, and what maps make of these: neighbours of each
-    element. XLA takes them again where it reads them, for fewer bytes than they take."""
+    moved: frozenset[Var]
+    """Those that XLA would move out of a loop. It leaves inside what is larger than all that it is computed from, and what is
+    computed from that."""
     inside: Jaxpr
 
 
@@ -44,8 +41,6 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
     constants = zip(flat.constvars, flat.consts, strict=True)
     cost: dict[Var, float] = {v: bytes_of(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
     cost |= {v: bytes_of(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
-    by_xla = dict(cost)
-    """The bytes that XLA reads for a value, in a loop that takes elements of others as it goes."""
     made: dict[Var, JaxprEqn] = {}
     handed_over: set[Var] = set()
     for eqn in flat.eqns:
@@ -53,11 +48,10 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         if eqn.effects or not all(v in cost for v in reads):
             continue
         again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
-        taken = sum(by_xla[v] for v in reads) if is_map(eqn) or eqn.primitive.name in _TAKING else math.inf
         size = sum(bytes_of(v) for v in eqn.outvars)
         for v in eqn.outvars:
             made[v] = eqn
-            cost[v], by_xla[v] = min(again, bytes_of(v)), min(taken, bytes_of(v))
+            cost[v] = min(again, bytes_of(v))
         if reads and (size < again or (size == again and not is_layout(eqn))):
             handed_over.update(eqn.outvars)
     passed = _needed(flat, made, handed_over)
@@ -72,7 +66,7 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         tuple(flat.consts),
         outside,
         tuple(passed),
-        frozenset(v for v in passed if by_xla[v] < bytes_of(v)),
+        frozenset(passed) & _moved(outside, cost.keys() - made.keys()),
         flatten(_compat.with_arguments(whole, passed), PLAIN_CALLS),
     )
 
@@ -86,6 +80,17 @@ def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) 
     if parts is None:
         return jaxpr, list(values)
     return parts.inside, [*computed_outside(parts, jaxpr, values), *values]
+
+
+def unmoved(parts: Split, jaxpr: Jaxpr, read: Collection[int]) -> Jaxpr | None:
+    """Returns the part of a jaxpr that computes some of the values that are handed over and that XLA would not move; None where
+    there are none.
+
+    parts: of the jaxpr. read: the values, by number."""
+    wanted = [v for n, v in enumerate(parts.passed) if n in read and v not in parts.moved]
+    made = {v: eqn for eqn in parts.outside for v in eqn.outvars}
+    eqns = list(_made_by(wanted, made, parts.outside))
+    return _compat.replace_jaxpr(jaxpr, parts.constvars, parts.consts, eqns, wanted) if wanted else None
 
 
 def computed_outside(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
@@ -131,6 +136,16 @@ def _needed(jaxpr: Jaxpr, made: Mapping[Var, JaxprEqn], handed_over: set[Var]) -
         else:
             stack.extend(a for a in made[v].invars if isinstance(a, Var))
     return list(found)
+
+
+def _moved(eqns: Iterable[JaxprEqn], fixed: Set[Var]) -> set[Var]:
+    """Returns what XLA moves out of a loop, of what some equations compute. fixed: the values that do not change."""
+    found = set(fixed)
+    for eqn in eqns:
+        reads = [a for a in eqn.invars if isinstance(a, Var)]
+        if found.issuperset(reads) and sum(map(bytes_of, eqn.outvars)) <= sum(map(bytes_of, reads)):
+            found.update(eqn.outvars)
+    return found
 
 
 def _made_by(wanted: Sequence[Var], made: Mapping[Var, JaxprEqn], eqns: Sequence[JaxprEqn]) -> tuple[JaxprEqn, ...]:

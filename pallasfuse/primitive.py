@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
 from pallasfuse._compat import Jaxpr, Primitive
-from pallasfuse.bodies import BodyForm, Fused, best_form, read_by_kernels, with_fused_bodies
+from pallasfuse.bodies import BodyForm, Fused, best_form, read_inside, with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
@@ -145,7 +145,7 @@ class FusedCall:
                 return None
             form, (call, plan) = best
             found[id(call)] = Body(number, what, plan)
-            return Fused(form, functools.partial(bind, call), read_by_kernels(plan))
+            return Fused(form, functools.partial(bind, call), read_inside(plan))
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return program, ()

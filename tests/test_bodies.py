@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,10 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import bodies, check, pipeline, primitive, report
+from pallasfuse.ir.boundary import NO_LOOP
+from pallasfuse.loop_invariants import split, unmoved
 from pallasfuse.options import FuseOptions
+from pallasfuse.price.terms import Price
 from pallasfuse.proof import Counterexample
 from pallasfuse.targets import find
 
@@ -178,7 +182,7 @@ def test_what_does_not_change_is_computed_before_the_loop():
 NEAR = (np.arange(ROWS)[:, None] + np.arange(-2, 3)) % ROWS
 
 
-def test_elements_of_a_smaller_array_are_taken_in_every_trip_unless_a_kernel_reads_them():
+def test_what_no_kernel_reads_stays_in_the_loop():
     def steps(x, weights, shares):
         def step(i, c):
             normed = jax.nn.softmax(shares @ c + i, -1)
@@ -204,6 +208,37 @@ def test_elements_of_a_smaller_array_are_taken_in_every_trip_unless_a_kernel_rea
 
     assert (WIDTH, *NEAR.shape) in inside(steps)
     assert (WIDTH, *NEAR.shape) not in inside(read_by_a_kernel)
+
+
+@pytest.mark.parametrize(("trips", "is_used"), [(1, False), (1000, True), (None, True)])
+def test_kernels_save_more_in_all_trips_than_it_takes_to_store_what_they_read(trips, is_used):
+    body = jax.make_jaxpr(lambda around, c: around.sum(-1) + c)(jnp.ones((64, 24, 5)), jnp.ones((64, 24)))
+
+    def stored(read):
+        assert read == {0}
+        return jax.make_jaxpr(lambda weights: weights[:, NEAR])(jax.ShapeDtypeStruct((1 << 16, ROWS), "float32"))
+
+    kernel = SimpleNamespace(replaced=Price(9.0, ()), price=Price(8.0, ()), takes_slices=False, reads=("around",))
+    plan = SimpleNamespace(
+        fuses=True, kernels=[kernel], at_boundary={}, options=FuseOptions(price=True), target=find("triton"),
+        converted=SimpleNamespace(jaxpr=body, variable={"around": body.jaxpr.invars[0]}),
+    )  # fmt: skip
+    form = bodies.BodyForm(body, NO_LOOP, trips=trips, stored=stored)
+    assert (bodies.best_form([form], lambda _: ("call", plan)) is not None) == is_used
+
+
+def test_only_what_xla_leaves_in_the_loop_is_stored_for_kernels_alone():
+    def body(weights, table, c):
+        return (c * weights[:, NEAR] * weights[:, NEAR].sum() + (table @ table.T).sum(),)
+
+    arguments = rows().T, rows(), rows()[0, 0]
+    whole = jax.make_jaxpr(body)(*arguments)
+    parts = split(whole, [True, True, False])
+    shapes = [v.aval.shape for v in parts.passed]
+    wanted = unmoved(parts, whole, range(len(shapes)))
+    assert (WIDTH, *NEAR.shape) in shapes and len(shapes) > len(wanted.outvars)
+    assert (WIDTH, *NEAR.shape) in [v.aval.shape for v in wanted.outvars]
+    assert unmoved(parts, whole, ()) is None
 
 
 def test_a_body_without_kernels_is_what_it_was():
