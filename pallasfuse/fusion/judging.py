@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from pallasfuse.first_time import shared
 from pallasfuse.fusion.candidate import Candidate
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import volume
@@ -28,6 +29,22 @@ _Beside = tuple[frozenset[str], frozenset[str]]
 """The names of what kernels of ours make, and of what they read."""
 
 
+@dataclass(frozen=True, slots=True)
+class _OfXla:
+    """What XLA takes for the rest of one program beside kernels, and for what they replace, as far as it was asked for."""
+
+    prices: XlaPrices
+    apart: dict[_Beside, Price] = field(default_factory=dict)
+    apart_us: dict[_Beside, float] = field(default_factory=dict)
+    alone_us: dict[_Beside, float] = field(default_factory=dict)
+
+
+def _for_price(program: LoopProgram) -> tuple[object, ...]:
+    """Returns what the price of XLA's operations depends on, but not whether they are equal."""
+    operations = [n for n in program.nests if isinstance(n, External)]
+    return tuple((n.operation or id(n.work), n.run, n.within, n.combines) for n in operations)
+
+
 class Judge:
     """The savings of candidates: what XLA would take for what they replace, less their kernels. Without prices, every kernel
     counts as one, and traffic decides between equals."""
@@ -38,31 +55,31 @@ class Judge:
         self.reads: KernelReads = reads or (lambda group: group.inputs)
         self.graph, self.device, self.price = graph, target.device, price
         self.margin = target.margin if price is not None else 1.0
-        self._xla = XlaPrices(graph.program, target.device)
-        self._apart: dict[_Beside, Price] = {}
-        self._apart_us: dict[_Beside, float] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
-        self._alone: dict[_Beside, float] = {}
+        # a program is planned twice in a task, where a clock decides and where the price does: XLA takes the same for its parts
+        known: dict[object, _OfXla] = shared((_OfXla, target.device, price is None), dict)
+        program = graph.program
+        self._known = known.setdefault((program, _for_price(program)), _OfXla(XlaPrices(program, target.device)))
 
     def apart(self, groups: Sequence[Group]) -> Price:
         """XLA's price of everything that these groups do not compute, what they read among it."""
         beside = self._beside(groups)
-        if beside not in self._apart:
-            self._apart[beside] = (
-                self._xla.price(*beside)
+        if beside not in self._known.apart:
+            self._known.apart[beside] = (
+                self._known.prices.price(*beside)
                 if self.price is not None
                 else count_xla(self.graph.program, self.device, *beside)
             )
-        return self._apart[beside]
+        return self._known.apart[beside]
 
     def apart_us(self, groups: Sequence[Group]) -> float:
         """The time of what `apart` returns."""
         if self.price is None:
             return self.apart(groups).us
         beside = self._beside(groups)
-        if beside not in self._apart_us:
-            self._apart_us[beside] = self._xla.us(*beside)
-        return self._apart_us[beside]
+        if beside not in self._known.apart_us:
+            self._known.apart_us[beside] = self._known.prices.us(*beside)
+        return self._known.apart_us[beside]
 
     def _beside(self, groups: Sequence[Group]) -> "_Beside":
         made = frozenset([n.name for g in groups for n in g.outputs])
@@ -86,9 +103,9 @@ class Judge:
     def _alone_us(self, group: Group) -> float:
         """XLA's price of the work of a group as a program of its own, whose inputs are what the kernel reads."""
         made, read = self._beside([group])
-        if (made, read) not in self._alone:
-            self._alone[made, read] = price_xla(part_of(self.graph.program, made, read), self.device).us
-        return self._alone[made, read]
+        if (made, read) not in self._known.alone_us:
+            self._known.alone_us[made, read] = price_xla(part_of(self.graph.program, made, read), self.device).us
+        return self._known.alone_us[made, read]
 
     def is_shared(self, groups: Iterable[Group]) -> bool:
         """Does XLA's program for the rest pay for memory once that several of its kernels need?"""

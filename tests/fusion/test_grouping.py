@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from pallasfuse.first_time import one_task
 from pallasfuse.fusion import candidates
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group
 from pallasfuse.fusion.judging import Judge
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.steps import external_reasons
@@ -333,3 +335,18 @@ def test_a_tree_takes_the_place_of_what_saves_less_and_has_no_folds():
     assert covered(whole_us=0.2 * xla_us, listed_us=0.4 * xla_us)[0], (
         "trees are tried beside what has folds, as its rivals"
     )
+
+
+def test_programs_share_prices_of_a_task_only_where_xla_runs_the_same():
+    def repeated(trips):
+        jaxpr = jax.make_jaxpr(lambda x: lax.fori_loop(0, trips, lambda _, y: jnp.sort(y * 2.0), x))(jnp.ones(BIG))
+        return convert(jaxpr).program
+
+    few, many = repeated(3), repeated(300)
+    assert few == many  # what XLA does in an operation is no part of a program
+    apart = [apart_us(program, XLA_CPU) for program in (few, many)]
+    with one_task():
+        assert [apart_us(program, XLA_CPU) for program in (few, many, few, many)] == [*apart, *apart]
+        judges = [Judge(Graph(few), XLA_CPU, lambda *_: "none") for _ in range(2)]
+        assert judges[0].apart(()) is judges[1].apart(())
+    assert apart[1] > 10 * apart[0]
