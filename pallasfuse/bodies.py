@@ -11,6 +11,7 @@ its element where it lies. The form is used whose kernels save more.
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, Signature
@@ -25,7 +26,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.plans import LARGEST
-from pallasfuse.loop_invariants import computed, given, split, unmoved
+from pallasfuse.loop_invariants import computed, known_before, split, stored_for
 from pallasfuse.plan import Plan
 
 type Run = Callable[..., list[Any]]
@@ -43,33 +44,38 @@ class BodyForm:
     trips: int | None = None
     """The number of trips; None where nobody knows it, or there is no loop."""
     stored: Callable[[Collection[int]], Jaxpr | None] = lambda _: None
-    """Returns what computes those of some first arguments that XLA would compute in every trip; None where there are none."""
+    """Returns the program that computes what is stored before the loop for kernels alone, by the numbers of the arguments that
+    they read; None where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
-    """A body of which something is fused: the form that is used, and what runs it instead of its own equations."""
+class UsedForm:
+    """The form in which a body is used that has kernels, and what runs it instead of its own equations."""
 
     form: BodyForm
     run: Run
     read: frozenset[int]
-    """The arguments that its kernels read, by number."""
+    """The numbers of the arguments that are computed before the loop, because kernels read them."""
 
 
-type FusedBody = Callable[[Sequence[BodyForm], str], Fused | None]
-"""Returns the body of a loop or a branch where something of it is fused. The arguments are its forms, and words that say which body
-it is."""
+type FusedBody = Callable[[Sequence[BodyForm], str], UsedForm | None]
+"""Returns the form of a body that is used; None where nothing of it is fused. The arguments are its forms, and words that say which
+body it is."""
 
 
 def read_inside(plan: Plan) -> frozenset[int]:
-    """Returns the numbers of the arguments that kernels of a plan read, there or in the body of a loop."""
+    """Returns the numbers of the arguments that the kernels of a plan read, and of those that loops and choices read in which there
+    are kernels."""
     eqns = plan.converted.jaxpr.eqns
     loops = [eqn for eqn in eqns if any(True for body in bodies(eqn) for _ in fused_calls(body))]
     return _read_by_kernels(plan, [a for eqn in loops for a in eqn.invars if isinstance(a, Var)])
 
 
 def _read_by_kernels(plan: Plan, others: Iterable[Var] = ()) -> frozenset[int]:
-    """Returns the numbers of the arguments that kernels of a plan read, as they are or in another layout. others: are read, too."""
+    """Returns the numbers of the arguments that kernels read, as they are or in another layout.
+
+    others: variables that count as read, too.
+    """
     with IMPORTS:  # most programs have no loop
         from pallasfuse.jaxpr_frontend.conversion import is_layout
     jaxpr, variable = plan.converted.jaxpr, plan.converted.variable
@@ -100,7 +106,10 @@ def best_form[Call](
 
 
 def _pays(form: BodyForm, plan: Plan) -> bool:
-    """Do kernels save more in all trips than it takes to store for them what XLA would compute in every trip, as it needs it?"""
+    """Do the kernels of a body save more in all trips than it takes to compute once what is stored for them alone?
+
+    It is not asked where nobody knows the number of trips, nor for kernels in loops inside of the body.
+    """
     stored = form.stored(_read_by_kernels(plan)) if form.trips is not None and plan.kernels else None
     if stored is None:
         return True
@@ -110,7 +119,9 @@ def _pays(form: BodyForm, plan: Plan) -> bool:
     assert form.trips is not None
     try:
         stored_us = price_xla(convert(stored).program, plan.target.device).us
-    except Exception:  # never a crash: without a price the loop is XLA's
+    except Exception as error:  # never a crash: without a price the loop is XLA's
+        warnings.warn(f"what a loop stores for kernels has no price ({type(error).__name__}: {error}): a bug in pallasfuse, please "
+                      "report it", stacklevel=2)  # fmt: skip
         return False
     return form.trips * _saved_us(plan) > stored_us
 
@@ -151,7 +162,7 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
 def _in_scopes_of(eqn: JaxprEqn, fused: FusedBody) -> FusedBody:
     """As `fused`, of bodies whose equations say in which scopes the loop is: JAX begins anew in each body."""
 
-    def inside(forms: Sequence[BodyForm], what: str) -> Fused | None:
+    def inside(forms: Sequence[BodyForm], what: str) -> UsedForm | None:
         here = [replace(form, jaxpr=_compat.within_scopes_of(form.jaxpr, eqn)) for form in forms]
         found = fused(here, what)
         return None if found is None else replace(found, form=forms[here.index(found.form)])
@@ -187,9 +198,11 @@ class _Inside:
 
     form: BodyForm
     before: Callable[[Sequence[Any], frozenset[int]], Callable[[], list[Any]]]
-    """This computes before the loop what kernels read, of those arguments of the body that are the same in every trip. It returns
-    what makes the first arguments of that part in a trip: what no kernel reads is computed there. read: the arguments that kernels
-    read, by number."""
+    """Computes values before the loop, and returns a function that gives the first arguments of that part in each trip.
+
+    The arguments are those of the body that are the same in every trip, and the numbers of the first arguments that are computed
+    before the loop; that function computes the others.
+    """
 
 
 def _inside(
@@ -212,13 +225,13 @@ def _inside(
     def before(values: Sequence[Any], read: frozenset[int]) -> Callable[[], list[Any]]:
         if parts is None:
             return lambda: list(values)
-        known = given(parts, jaxpr, [*values, *[None] * (len(fixed) - len(values))])
+        known = known_before(parts, jaxpr, [*values, *[None] * (len(fixed) - len(values))])
         early = [v for n, v in enumerate(parts.passed) if n in read]
         known |= computed(parts, early, known)
         return lambda: [*computed(parts, parts.passed, known).values(), *values]
 
     def stored(read: Collection[int]) -> Jaxpr | None:
-        return None if parts is None else unmoved(parts, jaxpr, read)
+        return None if parts is None else stored_for(parts, jaxpr, read)
 
     return _Inside(BodyForm(inside, boundary, by_number, trips, stored), before)
 
@@ -348,7 +361,7 @@ def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if all(found is None for _, found in branches):
         return None
 
-    def one(branch: Jaxpr, found: Fused | None) -> Run:
+    def one(branch: Jaxpr, found: UsedForm | None) -> Run:
         return found.run if found else lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands)
 
     chosen = [one(*b) for b in branches]

@@ -6,7 +6,7 @@ would have to read to compute it, and reductions and products always are.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten
 
+_TAKING = frozenset({"gather", "dynamic_slice"})
+"""Operations that take elements of an array, and are no maps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -26,9 +29,9 @@ class Split:
     consts: tuple[Any, ...]
     outside: tuple[JaxprEqn, ...]
     passed: tuple[Var, ...]
-    moved: frozenset[Var]
-    """Those that XLA would move out of a loop. It leaves inside what is larger than all that it is computed from, and what is
-    computed from that."""
+    taken: frozenset[Var]
+    """Those that are made by maps, or by taking elements, of what takes fewer bytes than they do: neighbours of each element of a
+    small array. XLA computes them where it reads them, and stores none."""
     inside: Jaxpr
 
 
@@ -41,6 +44,8 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
     constants = zip(flat.constvars, flat.consts, strict=True)
     cost: dict[Var, float] = {v: bytes_of(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
     cost |= {v: bytes_of(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
+    by_xla = dict(cost)
+    """The bytes that XLA reads for a value where it computes it as it needs it."""
     made: dict[Var, JaxprEqn] = {}
     handed_over: set[Var] = set()
     for eqn in flat.eqns:
@@ -48,10 +53,11 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         if eqn.effects or not all(v in cost for v in reads):
             continue
         again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
+        taken = sum(by_xla[v] for v in reads) if is_map(eqn) or eqn.primitive.name in _TAKING else math.inf
         size = sum(bytes_of(v) for v in eqn.outvars)
         for v in eqn.outvars:
             made[v] = eqn
-            cost[v] = min(again, bytes_of(v))
+            cost[v], by_xla[v] = min(again, bytes_of(v)), min(taken, bytes_of(v))
         if reads and (size < again or (size == again and not is_layout(eqn))):
             handed_over.update(eqn.outvars)
     passed = _needed(flat, made, handed_over)
@@ -66,7 +72,7 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         tuple(flat.consts),
         outside,
         tuple(passed),
-        frozenset(passed) & _moved(outside, cost.keys() - made.keys()),
+        frozenset(v for v in passed if by_xla[v] < bytes_of(v)),
         flatten(_compat.with_arguments(whole, passed), PLAIN_CALLS),
     )
 
@@ -82,12 +88,11 @@ def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) 
     return parts.inside, [*computed_outside(parts, jaxpr, values), *values]
 
 
-def unmoved(parts: Split, jaxpr: Jaxpr, read: Collection[int]) -> Jaxpr | None:
-    """Returns the part of a jaxpr that computes some of the values that are handed over and that XLA would not move; None where
-    there are none.
+def stored_for(parts: Split, jaxpr: Jaxpr, read: Collection[int]) -> Jaxpr | None:
+    """Returns the part of a jaxpr that computes what is stored for kernels alone (`Split.taken`); None where nothing is.
 
-    parts: of the jaxpr. read: the values, by number."""
-    wanted = [v for n, v in enumerate(parts.passed) if n in read and v not in parts.moved]
+    parts: of the jaxpr. read: the values that kernels read, by their numbers among those that are handed over."""
+    wanted = [v for n, v in enumerate(parts.passed) if n in read and v in parts.taken]
     made = {v: eqn for eqn in parts.outside for v in eqn.outvars}
     eqns = list(_made_by(wanted, made, parts.outside))
     return _compat.replace_jaxpr(jaxpr, parts.constvars, parts.consts, eqns, wanted) if wanted else None
@@ -95,11 +100,11 @@ def unmoved(parts: Split, jaxpr: Jaxpr, read: Collection[int]) -> Jaxpr | None:
 
 def computed_outside(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     """Computes what is handed over to the inside of a jaxpr that was split. values: its arguments; None for those that change."""
-    return list(computed(parts, parts.passed, given(parts, jaxpr, values)).values())
+    return list(computed(parts, parts.passed, known_before(parts, jaxpr, values)).values())
 
 
-def given(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> dict[Var, Any]:
-    """Returns what is known before anything is computed. values: as of `computed_outside`."""
+def known_before(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> dict[Var, Any]:
+    """Returns the constants and arguments of a jaxpr that was split, by its variables. values: as of `computed_outside`."""
     return dict(zip((*parts.constvars, *jaxpr.invars), (*parts.consts, *values), strict=True))
 
 
@@ -136,16 +141,6 @@ def _needed(jaxpr: Jaxpr, made: Mapping[Var, JaxprEqn], handed_over: set[Var]) -
         else:
             stack.extend(a for a in made[v].invars if isinstance(a, Var))
     return list(found)
-
-
-def _moved(eqns: Iterable[JaxprEqn], fixed: Set[Var]) -> set[Var]:
-    """Returns what XLA moves out of a loop, of what some equations compute. fixed: the values that do not change."""
-    found = set(fixed)
-    for eqn in eqns:
-        reads = [a for a in eqn.invars if isinstance(a, Var)]
-        if found.issuperset(reads) and sum(map(bytes_of, eqn.outvars)) <= sum(map(bytes_of, reads)):
-            found.update(eqn.outvars)
-    return found
 
 
 def _made_by(wanted: Sequence[Var], made: Mapping[Var, JaxprEqn], eqns: Sequence[JaxprEqn]) -> tuple[JaxprEqn, ...]:

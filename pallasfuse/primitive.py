@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
 from pallasfuse._compat import Jaxpr, Primitive
-from pallasfuse.bodies import BodyForm, Fused, best_form, read_inside, with_fused_bodies
+from pallasfuse.bodies import BodyForm, UsedForm, best_form, read_inside, with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
@@ -129,7 +129,7 @@ class FusedCall:
             self.options, tiles=(), parts=None, warps=None, stages=None, schedule=None, check=wanted(self.options)
         )
 
-        def fused(forms: Sequence[BodyForm], what: str) -> Fused | None:
+        def fused(forms: Sequence[BodyForm], what: str) -> UsedForm | None:
             number = next(numbers)
             if number in left:
                 return None
@@ -145,7 +145,7 @@ class FusedCall:
                 return None
             form, (call, plan) = best
             found[id(call)] = Body(number, what, plan)
-            return Fused(form, functools.partial(bind, call), read_inside(plan))
+            return UsedForm(form, functools.partial(bind, call), read_inside(plan))
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return program, ()

@@ -51,10 +51,12 @@ class Traced(OfThisProcess):
         """Choose groups and derive their folds. timed, one_device: as of `Target`."""
         call = self.call
         chosen = target_at_hand(target, call.options).judged(timed=timed, one_device=one_device)
-        called = FusedCall(call.jaxpr, replace(call.options, check=False), call.name, Once())
-        called.program(chosen)  # kept for `fused`: chosen as for a call, whose target nobody names
+        unchecked = replace(call.options, check=False)
+        called = FusedCall(call.jaxpr, unchecked, call.name, Once())
+        called.program(chosen)  # as for a call, whose target nobody names
         # bodies are lowered as they are shown
-        fused = replace(called, options=replace(called.options, target=chosen.name))
+        shown = replace(unchecked, target=chosen.name)
+        fused = FusedCall(call.jaxpr, shown, call.name, Once(), programs=called.programs)
         jaxpr, bodies = fused.with_bodies(chosen)
         written_out = fused.program(chosen) is not call.jaxpr
         changed = bodies or written_out

@@ -12,7 +12,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse import bodies, check, pipeline, primitive, report
 from pallasfuse.ir.boundary import NO_LOOP
-from pallasfuse.loop_invariants import split, unmoved
+from pallasfuse.loop_invariants import split, stored_for
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.terms import Price
 from pallasfuse.proof import Counterexample
@@ -199,6 +199,24 @@ def test_what_no_kernel_reads_stays_in_the_loop():
 
     arguments = rows(), parameters()["q"][:, :1] + rows(seed=3).T, rows(seed=4) @ rows(seed=5).T
 
+    def read_in_another_layout(x, weights, shares):
+        def step(i, c):
+            around = jnp.swapaxes(weights[:, NEAR], 0, 1)
+            return jax.nn.softmax(around * c[:, :, None] + i, -1).sum(-1)
+
+        return jax.lax.fori_loop(0, 3, step, x)
+
+    def read_in_a_loop_inside(x, weights, shares):
+        def step(i, c):
+            around = weights[:, NEAR]
+
+            def inner(j, c):
+                return jax.nn.softmax(around * c.T[:, :, None] + j, -1).sum(-1).T
+
+            return jax.lax.fori_loop(0, 2, inner, c)
+
+        return jax.lax.fori_loop(0, 3, step, x)
+
     def inside(function):
         fused = everything(function)
         close(fused(*arguments), jax.jit(function)(*arguments), 1e-4)
@@ -207,7 +225,8 @@ def test_what_no_kernel_reads_stays_in_the_loop():
         return [e.outvars[0].aval.shape for e in body.eqns if e.primitive.name == "gather"]
 
     assert (WIDTH, *NEAR.shape) in inside(steps)
-    assert (WIDTH, *NEAR.shape) not in inside(read_by_a_kernel)
+    for function in (read_by_a_kernel, read_in_another_layout, read_in_a_loop_inside):
+        assert (WIDTH, *NEAR.shape) not in inside(function), function.__name__
 
 
 @pytest.mark.parametrize(("trips", "is_used"), [(1, False), (1000, True), (None, True)])
@@ -227,18 +246,34 @@ def test_kernels_save_more_in_all_trips_than_it_takes_to_store_what_they_read(tr
     assert (bodies.best_form([form], lambda _: ("call", plan)) is not None) == is_used
 
 
-def test_only_what_xla_leaves_in_the_loop_is_stored_for_kernels_alone():
+def test_stored_for_kernels_alone_are_elements_of_smaller_arrays():
     def body(weights, table, c):
-        return (c * weights[:, NEAR] * weights[:, NEAR].sum() + (table @ table.T).sum(),)
+        around = jnp.where(weights[:, NEAR] > 0, weights[:, NEAR], -1.0)
+        sums = jnp.cumsum(table.astype("float32"), 0)  # XLA stores them, too
+        return (c * around, c * sums, c * (table @ table.T).sum(), c * jnp.where(weights > 0, weights, -1.0).sum())
 
-    arguments = rows().T, rows(), rows()[0, 0]
+    arguments = rows().T, rows().astype("float16"), rows()[0, 0]
     whole = jax.make_jaxpr(body)(*arguments)
     parts = split(whole, [True, True, False])
-    shapes = [v.aval.shape for v in parts.passed]
-    wanted = unmoved(parts, whole, range(len(shapes)))
-    assert (WIDTH, *NEAR.shape) in shapes and len(shapes) > len(wanted.outvars)
-    assert (WIDTH, *NEAR.shape) in [v.aval.shape for v in wanted.outvars]
-    assert unmoved(parts, whole, ()) is None
+    passed = [v.aval.shape for v in parts.passed]
+    assert {(WIDTH, *NEAR.shape), (ROWS, WIDTH), ()} <= {*passed}
+    (stored,) = stored_for(parts, whole, range(len(passed))).outvars
+    assert stored.aval.shape == (WIDTH, *NEAR.shape)
+    assert stored_for(parts, whole, ()) is None
+
+
+@pytest.mark.parametrize(("trips", "has_kernels"), [(1, False), (9, True)])
+def test_a_loop_of_few_trips_stores_nothing_for_kernels_alone(trips, has_kernels):
+    def steps(x, table, places):
+        def step(c, _):
+            bias = table[places]  # as large as the scores, of 64 numbers
+            return jax.nn.softmax(c @ c.T * 0.1 + bias, -1) @ c, None
+
+        return jax.lax.scan(step, x, length=trips)[0]
+
+    shapes = ((2048, 64), "float32"), ((64,), "float32"), ((2048, 2048), "int8")
+    plan = pf.fuse(steps, options=FuseOptions(price=True)).explain(*(jax.ShapeDtypeStruct(*s) for s in shapes), target="triton")
+    assert [len(b.plan.kernels) for b in plan.bodies] == [1] * has_kernels
 
 
 def test_a_body_without_kernels_is_what_it_was():

@@ -332,9 +332,8 @@ def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
     done: dict[Expr, Expr] = {}
     changed = second | one.keys()
     for node in program.nests:
-        if changed.isdisjoint(node.axes) and not (
-            isinstance(node, Nest) and changed & (node.body.axes | {*node.reduced})
-        ):
+        inside = node.body.axes.union(node.reduced) if isinstance(node, Nest) else frozenset[Axis]()
+        if changed.isdisjoint(inside.union(node.axes)):
             nests.append(node)
         elif isinstance(node, Nest):
             body = rebuild(node.body, step, done)

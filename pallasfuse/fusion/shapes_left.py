@@ -114,9 +114,8 @@ class _Regions:
     def _join(self, one: Region, other: Region) -> None:
         a, b = self.of(*one), self.of(*other)
         if a != b:
-            self._parent[a] = (
-                b  # a nest comes after what it reads: the other way, paths would be as long as the program
-            )
+            # a nest comes after what it reads: the other way, paths would be as long as the program
+            self._parent[a] = b
 
 
 def _renamed(program: LoopProgram, regions: _Regions, own: dict[Region, Axis]) -> LoopProgram:

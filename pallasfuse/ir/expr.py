@@ -204,7 +204,7 @@ def reads_in(root: Expr) -> tuple[Read, ...]:
 
 @lru_cache(1 << 12)
 def positions_in(root: Expr) -> tuple[Axis, ...]:
-    """The axes along which an expression asks for positions, in the order of `postorder`; remembered, as of `reads_in`."""
+    """Returns the axes along which an expression asks for positions, in the order of `postorder`. Answers are remembered."""
     return tuple([node.axis for node in postorder(root) if isinstance(node, Index)])
 
 
