@@ -272,7 +272,9 @@ def test_a_loop_of_few_trips_stores_nothing_for_kernels_alone(trips, has_kernels
         return jax.lax.scan(step, x, length=trips)[0]
 
     shapes = ((2048, 64), "float32"), ((64,), "float32"), ((2048, 2048), "int8")
-    plan = pf.fuse(steps, options=FuseOptions(price=True)).explain(*(jax.ShapeDtypeStruct(*s) for s in shapes), target="triton")
+    plan = pf.fuse(steps, options=FuseOptions(price=True)).explain(
+        *(jax.ShapeDtypeStruct(*s) for s in shapes), target="triton"
+    )
     assert [len(b.plan.kernels) for b in plan.bodies] == [1] * has_kernels
 
 
