@@ -1,8 +1,8 @@
 """Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
 
-What kernels read is computed once, before the loop, where it is the same in every trip (`loop_invariants` splits the body for
-that). The rest stays in the body: XLA moves out of it what it would, and what it computes together with something that changes is
-not taken apart.
+Values that kernels read and that are the same in every trip are computed once, before the loop (`loop_invariants` splits the body
+for that). The rest stays in the body: XLA moves out of it what it would, and what it computes together with something that changes
+is not taken apart.
 
 The body of a scan may be planned in two forms. In one, XLA cuts an element for each trip from every array that the scan runs over,
 and stores it for the kernel that reads it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads
@@ -55,7 +55,7 @@ class UsedForm:
     form: BodyForm
     run: Run
     read: frozenset[int]
-    """The numbers of the arguments that are computed before the loop, because kernels read them."""
+    """The numbers of the arguments that kernels read: of those, what is the same in every trip is computed before the loop."""
 
 
 type FusedBody = Callable[[Sequence[BodyForm], str], UsedForm | None]
@@ -108,15 +108,17 @@ def best_form[Call](
 def _pays(form: BodyForm, plan: Plan) -> bool:
     """Do the kernels of a body save more in all trips than it takes to compute once what is stored for them alone?
 
-    It is not asked where nobody knows the number of trips, nor for kernels in loops inside of the body.
+    It is not asked on a CPU, where XLA moves such values out of loops and stores them, too; nor where nobody knows the number of
+    trips, nor for kernels in loops inside of the body.
     """
-    stored = form.stored(_read_by_kernels(plan)) if form.trips is not None and plan.kernels else None
+    if form.trips is None or not plan.kernels or plan.target.platform == "cpu":
+        return True
+    stored = form.stored(_read_by_kernels(plan))
     if stored is None:
         return True
     with IMPORTS:
         from pallasfuse.jaxpr_frontend import convert
         from pallasfuse.price.xla import price_xla
-    assert form.trips is not None
     try:
         stored_us = price_xla(convert(stored).program, plan.target.device).us
     except Exception as error:  # never a crash: without a price the loop is XLA's

@@ -229,8 +229,11 @@ def test_what_no_kernel_reads_stays_in_the_loop():
         assert (WIDTH, *NEAR.shape) not in inside(function), function.__name__
 
 
-@pytest.mark.parametrize(("trips", "is_used"), [(1, False), (1000, True), (None, True)])
-def test_kernels_save_more_in_all_trips_than_it_takes_to_store_what_they_read(trips, is_used):
+@pytest.mark.parametrize(
+    ("trips", "target", "is_used"),
+    [(1, "triton", False), (1000, "triton", True), (None, "triton", True), (1, "xla", True)],
+)
+def test_kernels_save_more_in_all_trips_than_it_takes_to_store_what_they_read(trips, target, is_used):
     body = jax.make_jaxpr(lambda around, c: around.sum(-1) + c)(jnp.ones((64, 24, 5)), jnp.ones((64, 24)))
 
     def stored(read):
@@ -239,7 +242,7 @@ def test_kernels_save_more_in_all_trips_than_it_takes_to_store_what_they_read(tr
 
     kernel = SimpleNamespace(replaced=Price(9.0, ()), price=Price(8.0, ()), takes_slices=False, reads=("around",))
     plan = SimpleNamespace(
-        fuses=True, kernels=[kernel], at_boundary={}, options=FuseOptions(price=True), target=find("triton"),
+        fuses=True, kernels=[kernel], at_boundary={}, options=FuseOptions(price=True), target=find(target),
         converted=SimpleNamespace(jaxpr=body, variable={"around": body.jaxpr.invars[0]}),
     )  # fmt: skip
     form = bodies.BodyForm(body, NO_LOOP, trips=trips, stored=stored)

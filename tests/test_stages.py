@@ -134,3 +134,20 @@ def test_what_is_shown_is_what_a_call_runs():
     shown = [fused.explain(*shapes), fused.explain(*shapes, target="triton"), fused.trace(*shapes).fuse().tile().plan]
     kernels = [[str(k.schedule) for k in plan.kernels] for plan in shown]
     assert kernels[0] and kernels[0] == kernels[1] == kernels[2]
+
+
+def test_the_form_that_is_shown_is_decided_as_for_a_call(monkeypatch):
+    """Who calls names no target: kernels that a named one keeps may go, and with them the reason for a form."""
+    asked, other = [], jax.make_jaxpr(jnp.tanh)(X)
+    original = primitive.plan_of
+
+    def planned(jaxpr, target, options, *more):
+        asked.append((jaxpr, target.name, options.target, options.check))
+        return original(jaxpr, target, options, *more)
+
+    monkeypatch.setattr(primitive, "surely_faster", lambda *_: other)
+    monkeypatch.setattr(primitive, "may_lose_kernels", lambda jaxpr, _, plan: bool(plan(jaxpr)))
+    monkeypatch.setattr(primitive, "plan_of", planned)
+    plan = pf.fuse(softmax, options=pf.FuseOptions(price=True)).explain(X, target="triton")
+    assert not plan.written_out
+    assert [entry[1:] for entry in asked] == [("triton", None, False)]

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Size, half, integers, normal, pick, program
-from benchmarks.workloads.twenty_sixth_parts import drawn
+from benchmarks.workloads.twenty_sixth_parts import drawn, layers_of_nnx
 
 GROUP = "twenty-seventh"
 
@@ -263,15 +263,7 @@ def _regions(size: Size) -> Built:
     )
     dtype, chosen, areas = half(size), (2, 4, 9), cut * cut
 
-    def dense(i, o, rngs):
-        return nnx.Linear(i, o, dtype=dtype, param_dtype=dtype, rngs=rngs)
-
-    def norm(c, rngs):
-        return nnx.LayerNorm(c, dtype=dtype, param_dtype=dtype, rngs=rngs)
-
-    def conv(i, o, k, rngs, stride=1, groups=1):
-        how = {"strides": stride, "feature_group_count": groups, "dtype": dtype, "param_dtype": dtype}
-        return nnx.Conv(i, o, (k, k), padding="SAME", rngs=rngs, **how)
+    dense, norm, conv = layers_of_nnx(dtype)
 
     class Routed(nnx.Module):
         def __init__(self, c, top, rngs):

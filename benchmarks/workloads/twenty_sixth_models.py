@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Size, half, integers, normal, pick, program
-from benchmarks.workloads.twenty_sixth_parts import drawn
+from benchmarks.workloads.twenty_sixth_parts import drawn, layers_of_nnx
 
 GROUP = "twenty-sixth"
 
@@ -24,15 +24,7 @@ def _moved_taps(size: Size) -> Built:
     dtype, taps = half(size), 9
     near = np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1], indexing="ij"), axis=-1).reshape(taps, 2).astype(np.float32)
 
-    def dense(i, o, rngs):
-        return nnx.Linear(i, o, dtype=dtype, param_dtype=dtype, rngs=rngs)
-
-    def norm(c, rngs):
-        return nnx.LayerNorm(c, dtype=dtype, param_dtype=dtype, rngs=rngs)
-
-    def conv(i, o, k, rngs, stride=1, groups=1):
-        how = {"strides": stride, "feature_group_count": groups, "dtype": dtype, "param_dtype": dtype}
-        return nnx.Conv(i, o, (k, k), padding="SAME", rngs=rngs, **how)
+    dense, norm, conv = layers_of_nnx(dtype)
 
     class Moved(nnx.Module):
         def __init__(self, c, rngs):

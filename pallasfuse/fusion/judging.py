@@ -39,8 +39,8 @@ class _OfXla:
     alone_us: dict[_Beside, float] = field(default_factory=dict)
 
 
-def _for_price(program: LoopProgram) -> tuple[object, ...]:
-    """Returns what the price of XLA's operations depends on, but not whether they are equal."""
+def _work_of(program: LoopProgram) -> tuple[object, ...]:
+    """Returns what XLA's operations in a program do, on which its price depends: programs are equal that differ in nothing else."""
     operations = [n for n in program.nests if isinstance(n, External)]
     return tuple((n.operation or id(n.work), n.run, n.within, n.combines) for n in operations)
 
@@ -58,8 +58,10 @@ class Judge:
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
         # a program is planned twice in a task, where a clock decides and where the price does: XLA takes the same for its parts
         known: dict[object, _OfXla] = shared((_OfXla, target.device, price is None), dict)
-        program = graph.program
-        self._known = known.setdefault((program, _for_price(program)), _OfXla(XlaPrices(program, target.device)))
+        key = graph.program, _work_of(graph.program)
+        if key not in known:
+            known[key] = _OfXla(XlaPrices(graph.program, target.device))
+        self._known = known[key]
 
     def apart(self, groups: Sequence[Group]) -> Price:
         """XLA's price of everything that these groups do not compute, what they read among it."""

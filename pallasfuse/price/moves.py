@@ -11,19 +11,7 @@ from math import gcd
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import (
-    Apply,
-    Const,
-    Expr,
-    Read,
-    apply,
-    const,
-    index,
-    positions_in,
-    read,
-    reads_in,
-    select,
-)
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, apply, const, index, positions_in, read, reads_in, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor

@@ -170,7 +170,7 @@ def _readers(
 ) -> tuple[dict[str, list[_Reader]], dict[str, _Ways]]:  # fmt: skip
     """Finds the nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end.
 
-    What is in memory in any case has none here: nobody asks for them.
+    Tensors that are in memory in any case have no readers here, as nobody asks for them.
     """
     direct: dict[str, list[_Reader]] = {}
     through: dict[str, _Ways] = {}
