@@ -14,7 +14,7 @@ from typing import Literal
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
-from pallasfuse.ir.expr import Expr, Read, const, reads_in, rename_axes, substitute
+from pallasfuse.ir.expr import Const, Expr, Read, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
@@ -126,8 +126,8 @@ class LoopProgram:
 
 
 def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
-    """Returns a program that costs XLA what this one does: steps of an operation are one, what is picked is looked at alone, and
-    a slice of an input is read where it is.
+    """Returns a program that costs XLA what this one does: steps of an operation are one, what is picked is looked at alone, a
+    slice of an input is read where it is, and numbers that are known are no operations.
 
     one_by_one: where an operation has steps (`Nest.internal`), XLA looks at one element after the other, as on a CPU, and computes
     its operand before. Else it is one pass: of a chain of steps the last one stays, and whatever begins one is empty.
@@ -152,10 +152,29 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
     given = _given_to_xla(program)
-    nests = tuple(apart(n) for n in program.nests if n.name not in given)
+    nests = _with_numbers(tuple(apart(n) for n in program.nests if n.name not in given))
     if not given and all(map(operator.is_, nests, program.nests)):
         return program
     return replace(program, inputs=(*program.inputs, *given.values()), nests=nests)
+
+
+def _with_numbers(nests: tuple[Nest | External, ...]) -> tuple[Nest | External, ...]:
+    """Returns the nests with the numbers that they read where these are known, as XLA computes them when it compiles: of the
+    variance of n values, n less the correction, and whether that is positive."""
+    numbers: dict[str, Const] = {}
+
+    def computed(nest: Nest | External) -> Nest | External:
+        if isinstance(nest, External) or nest.is_reduction:
+            return nest
+        if nest.body.tensors.isdisjoint(numbers) and (nest.body.tensors or nest.body.axes):
+            return nest
+        known: dict[Expr, Expr] = {r: numbers[r.tensor] for r in reads_in(nest.body) if r.tensor in numbers}
+        body = simplify(substitute(nest.body, known))
+        if isinstance(body, Const):
+            numbers[nest.name] = body
+        return nest if body is nest.body else replace(nest, body=body)
+
+    return tuple(map(computed, nests))
 
 
 def _given_to_xla(program: LoopProgram) -> dict[str, Tensor]:

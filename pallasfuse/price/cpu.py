@@ -13,14 +13,15 @@ from typing import assert_never
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, apply, const, postorder, rebuild, with_args
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, Examiner, examine
 from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_library import inverted
+from pallasfuse.price.xla_library import in_windows, with_inverses
 
 NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""
@@ -43,8 +44,15 @@ _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
-SCALAR_NS = 2.3
-"""For each element that a loop without vectors looks at, like that for the position of a maximum."""
+_SCALAR_NS = 4.3
+"""For each element that a loop without vectors looks at, like that for the position of a maximum, on one core."""
+_UNROLLED, _NOT_UNROLLED, _UNROLLED_NS = 16, 32, 0.25
+"""Up to so many elements of a row are written out one after the other, and neighbouring rows are looked at together, which takes
+so long for each element; of so many and more none. (Rows of 2 to 128 elements of float32; between, it is one or the other.)"""
+_WINDOW_NS = 0.4
+"""For each integer that is summed in windows, on one core."""
+_CHAIN_CLOCKS = 2.0
+"""For each of neighbouring integers of which a loop takes the least or the largest: each waits for the one before."""
 _LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
 
@@ -75,11 +83,19 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             return _fusion(kernel, device)
         case Opaque():
             moved = memory_term("memory", kernel.read_bytes + kernel.written_bytes, device)
-            own = thunk(1, device)
-            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * SCALAR_NS * kernel.looked_at)
+            cores = _cores_for(kernel.looked_at, device)
+            own = thunk(cores, device)
+            each_ns = _looking_ns(kernel.looked_at_for_each) / cores
+            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * each_ns * kernel.looked_at)
             return Price(max(moved.us, scalar.us) + own.us, (moved, scalar, own))
         case _:
             assert_never(kernel)
+
+
+def _looking_ns(row: float) -> float:
+    """The time to look at one element of a row of so many, on one core."""
+    share = min(1.0, max(0.0, (row - _UNROLLED) / (_NOT_UNROLLED - _UNROLLED)))
+    return _UNROLLED_NS + share * (_SCALAR_NS - _UNROLLED_NS)
 
 
 def _in_columns(product: LibraryProduct, device: Device) -> float:
@@ -145,7 +161,7 @@ _PRODUCT_US = 20.0
 
 def _fusion(fusion: LoopFusion, device: Device) -> Price:
     seen: set[Expr] = set()
-    bodies = [_with_inverses(b) for b in fusion.bodies]
+    bodies = [with_inverses(b) for b in fusion.bodies]
     work = count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
     if not fusion.by_library:
         work += _roundings(seen)
@@ -155,8 +171,12 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     strided = fusion.strided_elements
     cores = _cores_for(work.simple + work.special + strided, device)
     sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
+    chained = _chained_elements(fusion)
+    windows = float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if in_windows(n)))
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
+        Term("chains of comparisons", chained, "elements", 1e-3 * _CHAIN_CLOCKS * chained / (device.clock_ghz * cores)),
+        Term("elements of windows", windows, "", 1e-3 * _WINDOW_NS * windows / cores),
         Term("transposed elements", fusion.turned, "", 1e-3 * _TURNED_NS * fusion.turned),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
         Term("library calls", fusion.calls, "", device.call_us * fusion.calls),
@@ -164,6 +184,18 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     )  # fmt: skip
     own = thunk(cores, device)
     return Price(_joined(terms) + own.us, (*terms, own))
+
+
+def _chained_elements(fusion: LoopFusion) -> float:
+    """Counts the integers that a loop compares along neighbours, for the least or the largest of them."""
+    found = 0.0
+    for nest, body in zip(fusion.roots, fusion.bodies, strict=True):
+        if nest.reducer in (MIN, MAX) and dtypes.is_integer(nest.dtype):
+            space = frozenset((*nest.axes, *nest.reduced))
+            whole = (x.indices for x in postorder(body) if isinstance(x, Read) and frozenset(x.indices) == space)
+            last = next((a for a in reversed(next(whole, (*nest.axes, *nest.reduced))) if a.extent > 1), None)
+            found += math.prod(a.extent for a in space) if last in nest.reduced else 0.0
+    return found
 
 
 _TURNED_NS = 0.5
@@ -179,19 +211,6 @@ def _roundings(nodes: Iterable[Expr]) -> Operations:
         for n in nodes if isinstance(n, Apply) and n.dtype in dtypes.HALF and n.op not in _UNROUNDED
     )  # fmt: skip
     return ROUNDED.times(float(elements))
-
-
-def _with_inverses(body: Expr) -> Expr:
-    """What XLA computes: a product with the inverse instead of a division by what varies along fewer axes."""
-
-    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        divisor = inverted(node)
-        if divisor is None or not isinstance(node, Apply):
-            return with_args(node, args)
-        one = const(1.0, divisor.dtype)
-        return apply("mul", args[0], apply("div", one, args[1]), dtype=node.dtype)
-
-    return rebuild(body, replace) if any(inverted(n) is not None for n in postorder(body)) else body
 
 
 def _cores_for(operations: float, device: Device) -> int:

@@ -14,6 +14,7 @@ Rates are numbers of the device (`Device.library`):
 """
 
 import math
+from dataclasses import replace
 from typing import assert_never
 
 from pallasfuse.device import Device
@@ -33,12 +34,20 @@ from pallasfuse.ir.plain_work import (
     Unknown,
     Windows,
 )
-from pallasfuse.price.cpu import SCALAR_NS, memory_term, thunk
+from pallasfuse.price.cpu import memory_term, thunk
 from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla_forms import Opaque
 from pallasfuse.price.xla_habits import CHANNELS, RUN
 
+_WINDOW_NS, _ALONG_ONE = 10.0, 6.0
+"""A convolution in which each channel is a group of its own takes so long for each window, besides its elements. XLA has no library
+for windows along one dimension, whose elements take so many times as long. (17 of 3 to 49 elements on two cores.)"""
+_ELEMENT_NS = 1.5
+"""For each element of a matrix that is factorised, besides the operations. (Cholesky's factors on two cores: those of 256 x 256 and
+more within 1.2; of 16 x 16 to 128 x 128, in batches, within 1.4.)"""
+_COMPARED_NS = 2.3
+"""For each element that is compared with the least of the largest few of its row."""
 _CHANGE_NS = 100.0
 """For each change of the largest few of a row, as long as they are not yet found: a heap is brought into order again.
 
@@ -57,7 +66,7 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             return _convolution(work, moved, device)
         case Ordering(rows, length, kept=int(kept)):
             changes = kept * (1 + math.log(max(1.0, length / max(1, kept))))
-            looked_at_ns = rows * (length * SCALAR_NS + changes * _CHANGE_NS)
+            looked_at_ns = rows * (length * _COMPARED_NS + changes * _CHANGE_NS)
             return _priced(Term("scalar loops", rows * length, "elements", 1e-3 * looked_at_ns), moved, device)
         case Ordering(rows, length, strided=strided, by_integers=by_integers):
             compared = rows * length * math.log2(max(2, length))
@@ -79,7 +88,9 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             steps = positions * math.log2(max(2, math.prod(lengths)))
             return _priced(_term("steps of transforms", steps, "fourier_gop_s", device), moved, device)
         case Elimination():
-            return _priced(_term("factorisations", work.operations, "factorised_gop_s", device), moved, device)
+            found = _term("factorisations", work.operations, "factorised_gop_s", device)
+            elements = float(work.matrices * work.size**2)
+            return _priced(replace(found, us=found.us + 1e-3 * _ELEMENT_NS * elements), moved, device)
         case Drawn(words):
             return _priced(_term("random words", words, "drawn_gop_s", device), moved, device)
         case Special(name, elements):
@@ -108,8 +119,11 @@ def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
 def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     """Windows copied to rows and a product of these on all cores, or the windows of one channel after the other."""
     if work.groups > 1 and work.columns < CHANNELS:
-        elements = float(work.groups * work.rows * work.columns * work.summed)
-        return _priced(_term("elements of windows", elements, "window_gop_s", device), moved, device)
+        windows = float(work.groups * work.rows * work.columns)
+        looked_at = _term("elements of windows", windows * work.summed, "window_gop_s", device)
+        slower = _ALONG_ONE if len(work.window) == 1 else 1.0
+        us = slower * looked_at.us + 1e-3 * _WINDOW_NS * windows
+        return _priced(replace(looked_at, us=us), moved, device)
     rates = device.matmul_tflop_s
     rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
     done = work.flops * (

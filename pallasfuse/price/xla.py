@@ -27,6 +27,7 @@ from pallasfuse.price.xla_habits import Habits, habits_on
 from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_orders import turned_bytes
+from pallasfuse.price.xla_repeats import with_repeated
 from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
 
 
@@ -80,7 +81,8 @@ class XlaPrices:
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
                 inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
-                key = names, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls
+                repeated = sum(kernel.reads.values())
+                key = names, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls, repeated
         found = self._of_kernels.get(key)
         if found is None:
             found = self._of_kernels[key] = of_kernel(kernel, self.device)
@@ -94,7 +96,10 @@ def kernels_on(
     """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` as in `xla_kernels`."""
     program = as_xla_runs(program, one_by_one=device.platform == "cpu")
     kernels = xla_kernels(program, habits_on(device), made, read, known)
-    return kernels if device.platform == "gpu" else together(kernels, read.union(program.outputs))
+    if device.platform == "gpu":
+        return kernels
+    stored = read.union(program.outputs)
+    return with_repeated(together(kernels, stored), stored)
 
 
 def price_gather(lookup: Lookup, device: Device) -> Price:

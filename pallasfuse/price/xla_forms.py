@@ -213,6 +213,8 @@ class Opaque:
     written_bytes: float
     looked_at: float = 0.0
     """The elements that it looks at one by one, as for the position of a maximum."""
+    looked_at_for_each: float = 0.0
+    """How many of these belong to one result."""
     operands: tuple[tuple[str, float], ...] = ()
     """The tensors that it reads, and their bytes."""
     work: PlainWork | None = None

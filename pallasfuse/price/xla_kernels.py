@@ -19,7 +19,7 @@ from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, applied_in, postord
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import FEW, read_otherwise
+from pallasfuse.price.moves import read_otherwise
 from pallasfuse.price.scattered import pieces_changed
 from pallasfuse.price.stored_terms import stored_before
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -28,6 +28,7 @@ from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Fusions, ended_inside, with_short_reductions
 from pallasfuse.price.xla_orders import written_as_wanted
+from pallasfuse.price.xla_plain import condenses, plain_kernel
 from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_reductions import is_product, product_operands
@@ -130,14 +131,7 @@ def xla_kernels(
                     work=node.work, computed_with="" if first == node.name else first,
                 ))  # fmt: skip
                 continue
-            looked_at = 0.0
-            if condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
-                # it makes no positions of what it reads: it takes a part, which is all that it reads
-                taken = {t: min(sizes[t], sizes[node.name]) for t in node.operands}
-            else:
-                taken = {t: sizes[t] for t in node.operands}
-                looked_at = float(sum(volumes[t] for t in node.operands)) if condenses(node, volumes) else 0.0
-            kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], looked_at, tuple(taken.items())))
+            kernels.append(plain_kernel(node, volumes, sizes))
             continue
         if node.reducer is None and node.name not in kept:
             continue
@@ -406,11 +400,6 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
         call(n.name) for n in nodes if n.name in takes and isinstance(n, Nest) and n.is_reduction and not is_product(n)
     }
     return {n for n in takes if call(n) in reducing}
-
-
-def condenses(node: External, sizes: Mapping[str, int]) -> bool:
-    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
-    return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
 @lru_cache(1 << 12)

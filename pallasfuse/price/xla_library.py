@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, S
 from dataclasses import replace
 from functools import lru_cache
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, postorder
+from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, postorder, rebuild, with_args
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.price.xla_buffers import in_order
@@ -24,13 +25,22 @@ _OPERATIONS = frozenset({
 """What it computes element by element: no choices, comparisons or integers."""
 _CONVERTED = frozenset({"int8", "uint8"})
 """Types that it converts from and to, besides."""
+_WINDOW = 32
+"""Elements of each window of XLA's tree of reductions."""
 FEWEST = 4096
 """Elements that an operation reads or makes at least, to be given to the library."""
 
 
 def takes_reduction(nest: Nest) -> bool:
-    """Does the library reduce like that?"""
-    return nest.reducer in (SUM, MAX, MIN) and volume((*nest.axes, *nest.reduced)) >= FEWEST
+    """Does the library reduce like that, or loops which read stored values, too? So do those that sum integers, in windows
+    (`in_windows`); others compute what they reduce."""
+    takes = nest.reducer in (SUM, MAX, MIN) if nest.dtype in TYPES else in_windows(nest)
+    return takes and volume((*nest.axes, *nest.reduced)) >= FEWEST
+
+
+def in_windows(nest: Nest) -> bool:
+    """Does XLA sum windows of stored integers, and then windows of these sums? (Its tree of reductions, of long axes.)"""
+    return nest.reducer == SUM and dtypes.is_integer(nest.dtype) and any(a.extent > _WINDOW for a in nest.reduced)
 
 
 def takes_all(body: Expr, along: frozenset[Axis] | None = None) -> bool:
@@ -66,6 +76,20 @@ def inverted(node: Expr) -> Expr | None:
         divisor = node.args[1]
         return divisor if divisor.axes < node.axes else None
     return None
+
+
+@lru_cache(1 << 12)
+def with_inverses(body: Expr) -> Expr:
+    """Returns what XLA computes: a product with the inverse instead of a division by what varies along fewer axes."""
+
+    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        divisor = inverted(node)
+        if divisor is None or not isinstance(node, Apply):
+            return with_args(node, args)
+        one = const(1.0, divisor.dtype)
+        return apply("mul", args[0], apply("div", one, args[1]), dtype=node.dtype)
+
+    return rebuild(body, replace) if any(inverted(n) is not None for n in postorder(body)) else body
 
 
 # --- calls: XLA gives the library several operations at once

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,9 +11,10 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, index, mul, read, select
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, verify
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, as_xla_runs, verify
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.jaxpr_frontend import convert as converted
 
 I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)  # noqa: E741
 X = Tensor("x", (I, J), "float32")
@@ -142,3 +145,15 @@ def test_what_only_xla_can_compute_must_be_given():
     with pytest.raises(InvalidProgramError, match="cannot evaluate 's': sort is not a nest"):
         evaluate(program, {"x": XV})
     np.testing.assert_array_equal(evaluate(program, {"x": XV, "s": np.sort(XV)})["s"], np.sort(XV))
+
+
+def test_numbers_that_are_known_are_no_operations_of_xla():
+    """It computes them when it compiles: the correction of a variance, and whether values are left after it."""
+    loops = converted(jax.make_jaxpr(lambda x: jnp.sqrt(jnp.var(x, -1) + 1))(jnp.ones((4, 8)))).program
+    assert any("select" in str(n.body) for n in loops.nests)
+    run = {n.name: n for n in as_xla_runs(loops, one_by_one=False).nests}
+    wanted = [loops.outputs[0]]
+    for name in wanted:
+        wanted += [t for t in run[name].reads if t in run] if name in run else []
+    assert all("select" not in str(run[name].body) and "nan" not in str(run[name].body) for name in wanted)
+    assert any("/ 8" in str(run[name].body) for name in wanted)
