@@ -377,11 +377,13 @@ def _stored_by_loops(
     }  # fmt: skip
     by_loops = {t for n in nodes if n.name in loops for t in n.reads}
     alive = instruction_fusion.stored(nodes, loops, stored) | library
-    return {
-        n.name for n in nodes
-        if isinstance(n, Nest) and n.name in alive and _computes(n.body)
-        and (readers.get(n.name, 0) > 1 or n.name in by_loops)
-    }  # fmt: skip
+    maps = [n for n in nodes if isinstance(n, Nest) and not n.is_reduction]
+    computing: set[str] = set()
+    """The maps in which something is computed, be it by a map that is computed inside of them."""
+    for node in maps:
+        if _computes(node.body) or any(t in computing and t not in alive for t in node.reads):
+            computing.add(node.name)
+    return {n.name for n in maps if n.name in alive & computing and (readers.get(n.name, 0) > 1 or n.name in by_loops)}
 
 
 def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:

@@ -283,3 +283,16 @@ def test_positions_are_found_element_by_element_whatever_these_are(dtype):
 def test_a_part_of_integers_is_all_that_is_read():
     of = program(lambda x: jnp.sin(x[:, 7].astype(jnp.float32)), (4096, 32, 64), dtype=jnp.int32)
     assert amount(price_xla(of, CPU), "scalar loops") == 0
+
+
+def test_what_is_computed_for_two_calls_in_another_shape_is_stored():
+    """The shape that both read computes nothing itself."""
+
+    def two(x, by, a, b):
+        scaled = (x.reshape(512, 16, 64) * by[..., None] - 1).reshape(512, 1024)
+        return (scaled * a).sum(-1), (scaled * b).sum(-1)
+
+    found = kernels(two, (512, 1024), (512, 16), (1024,), (1024,))
+    (stored,) = [k for k in found if isinstance(k, LoopFusion) and not k.reduced]
+    assert stored.written_bytes == 2 * MB
+    assert all(k.sources[stored.makes[0]] == 2 * MB for k in found if k is not stored)
