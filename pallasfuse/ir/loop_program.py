@@ -166,7 +166,7 @@ def _with_numbers(nests: tuple[Nest | External, ...]) -> tuple[Nest | External, 
     def computed(nest: Nest | External) -> Nest | External:
         if isinstance(nest, External) or nest.is_reduction:
             return nest
-        if nest.body.tensors.isdisjoint(numbers) and (nest.body.tensors or nest.body.axes):
+        if not any(t in numbers for t in nest.body.tensors) and (nest.body.tensors or nest.body.axes):
             return nest
         known: dict[Expr, Expr] = {r: numbers[r.tensor] for r in reads_in(nest.body) if r.tensor in numbers}
         body = simplify(substitute(nest.body, known))

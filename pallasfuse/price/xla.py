@@ -81,8 +81,8 @@ class XlaPrices:
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
                 inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
-                repeated = sum(kernel.reads.values())
-                key = names, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls, repeated
+                axes, moved = tuple(n.axes for n in kernel.roots), sum(kernel.reads.values())
+                key = names, axes, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls, moved
         found = self._of_kernels.get(key)
         if found is None:
             found = self._of_kernels[key] = of_kernel(kernel, self.device)

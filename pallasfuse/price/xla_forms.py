@@ -96,6 +96,8 @@ class LoopFusion:
     """It is no loop, but part of a library's call."""
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
+    call: int = 0
+    """The number of the library's call that it is part of; 0 for loops."""
     cached_bytes: float = 0.0
     """Bytes that are read again, from the cache."""
     window_operations: float = 0.0

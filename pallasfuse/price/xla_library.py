@@ -26,21 +26,22 @@ _OPERATIONS = frozenset({
 _CONVERTED = frozenset({"int8", "uint8"})
 """Types that it converts from and to, besides."""
 _WINDOW = 32
-"""Elements of each window of XLA's tree of reductions."""
+"""The elements of each window of XLA's tree of reductions, as it is compiled for a CPU."""
 FEWEST = 4096
 """Elements that an operation reads or makes at least, to be given to the library."""
 
 
 def takes_reduction(nest: Nest) -> bool:
-    """Does the library reduce like that, or loops which read stored values, too? So do those that sum integers, in windows
-    (`in_windows`); others compute what they reduce."""
-    takes = nest.reducer in (SUM, MAX, MIN) if nest.dtype in TYPES else in_windows(nest)
-    return takes and volume((*nest.axes, *nest.reduced)) >= FEWEST
+    """Does the library reduce like that?"""
+    if nest.reducer not in (SUM, MAX, MIN) or volume((*nest.axes, *nest.reduced)) < FEWEST:
+        return False
+    return nest.dtype in TYPES or (nest.dtype in _CONVERTED and nest.reducer != SUM)
 
 
-def in_windows(nest: Nest) -> bool:
-    """Does XLA sum windows of stored integers, and then windows of these sums? (Its tree of reductions, of long axes.)"""
-    return nest.reducer == SUM and dtypes.is_integer(nest.dtype) and any(a.extent > _WINDOW for a in nest.reduced)
+def sums_windows(nest: Nest) -> bool:
+    """Does a loop of XLA reduce windows of stored integers, and then windows of what comes out? (Its tree of reductions.)"""
+    integers = nest.reducer in (SUM, MAX, MIN) and dtypes.is_integer(nest.dtype) and not takes_reduction(nest)
+    return integers and any(a.extent > _WINDOW for a in nest.reduced)
 
 
 def takes_all(body: Expr, along: frozenset[Axis] | None = None) -> bool:
@@ -82,14 +83,14 @@ def inverted(node: Expr) -> Expr | None:
 def with_inverses(body: Expr) -> Expr:
     """Returns what XLA computes: a product with the inverse instead of a division by what varies along fewer axes."""
 
-    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    def inverse(node: Expr, args: tuple[Expr, ...]) -> Expr:
         divisor = inverted(node)
         if divisor is None or not isinstance(node, Apply):
             return with_args(node, args)
         one = const(1.0, divisor.dtype)
         return apply("mul", args[0], apply("div", one, args[1]), dtype=node.dtype)
 
-    return rebuild(body, replace) if any(inverted(n) is not None for n in postorder(body)) else body
+    return rebuild(body, inverse) if any(inverted(n) is not None for n in postorder(body)) else body
 
 
 # --- calls: XLA gives the library several operations at once
@@ -153,7 +154,8 @@ def together(kernels: Sequence[XlaKernel], stored: frozenset[str]) -> list[XlaKe
     for n, kernel in enumerate(kernels):
         own = call(n)
         if own in reducing and isinstance(kernel, LoopFusion):
-            found.append(replace(kernel, inside=inside, by_library=True, calls=int(own not in counted)))
+            first = own not in counted
+            found.append(replace(kernel, inside=inside, by_library=True, calls=int(first), call=own + 1))
             counted.add(own)
         else:
             found.append(_product(kernel, inside, by_library) if isinstance(kernel, LibraryProduct) else kernel)

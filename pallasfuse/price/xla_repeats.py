@@ -1,31 +1,42 @@
-"""Values that are repeated along axes for a call of XLA's library on a CPU: which of them are stored in full.
+"""This finds the values that a CPU's loops repeat along axes, in full and in memory, for calls of XLA's library.
 
 To repeat is an operation of its own in XLA, like any map of a library: a call takes it in if all that read its result are in the
 call. A value that two calls read, or a call and a loop, is stored in full for the calls, while loops repeat it for themselves.
-And where a reduction is only read through it, it is the last thing that the call does: what is stored is the repeated result.
-(26 functions of reductions, maps and choices, as they are compiled for a CPU.)
+And where a result of a call is only read through it, it is the last thing that the call does: what is stored is the repeated
+result. (The functions of `tests/price/test_xla_repeats.py`, as they are compiled for a CPU. Not seen: what operations without
+a nest read, like that for the place of a maximum.)
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import cast
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read, rename_axes
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.price.xla_forms import LoopFusion, XlaKernel
+from pallasfuse.price.xla_forms import LoopFusion, Place, XlaKernel
 from pallasfuse.price.xla_library import FEWEST, takes_all, with_inverses
 from pallasfuse.price.xla_products import places
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A value that is the same along some of the axes of an operation that takes it."""
+    """A value that is the same along some of the axes of an operation that takes it, whatever these are called."""
 
     value: Expr
-    axes: frozenset[Axis]
+    """Over axes that are named by their places in the operation."""
+    extents: tuple[int, ...]
     """Those of the operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A kernel that repeats a value, by its place among the kernels."""
+
+    at: int
+    value: Expr
+    """The value as it stands in the kernel."""
 
 
 def with_repeated(kernels: Sequence[XlaKernel], stored: Collection[str]) -> list[XlaKernel]:
@@ -33,105 +44,122 @@ def with_repeated(kernels: Sequence[XlaKernel], stored: Collection[str]) -> list
 
     kernels: as they are joined to calls. stored: tensors that have to be in memory.
     """
-    readers: dict[Repeated, list[int]] = {}
-    by_calls = {n for n, k in enumerate(kernels) if isinstance(k, LoopFusion) and k.by_library}
-    for n, kernel in enumerate(kernels) if by_calls else ():
-        if isinstance(kernel, LoopFusion):
-            for one in _repeated_by(kernel):
-                readers.setdefault(one, []).append(n)
-    ends = _ends(kernels, by_calls, readers, stored)
-    found = list(kernels)
-    for one, at in readers.items():
-        in_calls = [n for n in at if n in by_calls]
-        last = ends.get(one)
-        if last is None and (len(at) < 2 or not in_calls or _is_made_inside(one, kernels, in_calls)):
+    if not any(isinstance(k, LoopFusion) and k.by_library for k in kernels):
+        return list(kernels)
+    readers = _readers(kernels)
+    ends = _ends(kernels, readers, stored)
+    ended = frozenset().union(*ends.values())
+    outside: dict[int, tuple[set[Expr], dict[Place, float]]] = {}
+    """For each kernel that reads repeated values from memory, these as they stand there, and as they are read."""
+    added: list[XlaKernel] = []
+    for one, of in readers.items():
+        by_call = [r for r in of if _call(kernels[r.at])]
+        if one not in ends and (not by_call or len({_call(kernels[r.at]) for r in of}) < 2):
             continue
-        nest = _nest_of(one, len(found) - len(kernels))
-        if last is not None:
-            found = [replace(k, inside=k.inside | {last}) if isinstance(k, LoopFusion) else k for k in found]
-        for n in at if last is not None else in_calls:
-            reader = found[n]
-            assert isinstance(reader, LoopFusion)
-            found[n] = replace(reader, reads=reader.reads | dict(places(_read_of(nest))))
-        inside = frozenset() if last is None else frozenset({last})
-        fusion = LoopFusion([nest], [one.value], dict(places(one.value)), inside=inside, by_library=last is not None)
-        found.append(fusion)
+        nest = _nest_of(one, f"repeated.{len(added)}")
+        for reader in of if one in ends else by_call:
+            values, reads = outside.setdefault(reader.at, (set(), {}))
+            values.add(reader.value)
+            reads |= dict(places(read(nest.name, nest.axes, nest.dtype)))
+        added.append(LoopFusion(
+            [nest], [one.value], dict(places(one.value)), inside=ended & one.value.tensors, by_library=one in ends,
+        ))  # fmt: skip
+    found = list(kernels)
+    for at, kernel in enumerate(kernels):
+        if isinstance(kernel, LoopFusion) and (at in outside or not ended.isdisjoint(kernel.makes)):
+            values, reads = outside.get(at, (set(), {}))
+            beside = _places_beside(kernel, values) if values else kernel.reads.keys()
+            kept = {place: moved for place, moved in kernel.reads.items() if place in beside}
+            found[at] = replace(kernel, reads=kept | reads, inside=kernel.inside | ended)
+    return [*found, *added]
+
+
+def _call(kernel: XlaKernel) -> int:
+    """Returns the number of the library's call that a kernel is part of; 0 for loops."""
+    return kernel.call if isinstance(kernel, LoopFusion) else 0
+
+
+def _readers(kernels: Sequence[XlaKernel]) -> dict[Repeated, list[_Reader]]:
+    """Finds the values that kernels repeat, but for those that are computed from nothing, which XLA computes again."""
+    constant = {
+        n.name for k in kernels if isinstance(k, LoopFusion)
+        for n, body in zip(k.roots, k.bodies, strict=True) if not body.tensors
+    }  # fmt: skip
+    found: dict[Repeated, list[_Reader]] = {}
+    for at, kernel in enumerate(kernels):
+        for nest, body in zip(kernel.roots, kernel.bodies, strict=True) if isinstance(kernel, LoopFusion) else ():
+            if nest.precision is None:  # else the product of a vector and a matrix
+                for one, value in _repeated_in(with_inverses(body), (*nest.axes, *nest.reduced)):
+                    if not value.tensors <= constant:
+                        found.setdefault(one, []).append(_Reader(at, value))
     return found
 
 
+@lru_cache(1 << 12)
+def _repeated_in(body: Expr, space: tuple[Axis, ...]) -> tuple[tuple[Repeated, Expr], ...]:
+    """Finds the values that an expression repeats for operations that are large enough for a library, and as they stand in it.
+
+    space: the axes of the results and those that are reduced."""
+    order = next((x.indices for x in postorder(body) if isinstance(x, Read) and len(x.indices) == len(space)), space)
+    found = [(a, n.axes) for n in postorder(body) if isinstance(n, Apply) for a in n.args if a.axes < n.axes]
+    large = dict.fromkeys((v, axes) for v, axes in found if v.tensors and volume(axes) >= FEWEST)
+    return tuple((_named_by_place(v, tuple(a for a in order if a in axes)), v) for v, axes in large)
+
+
+def _named_by_place(value: Expr, axes: tuple[Axis, ...]) -> Repeated:
+    """Returns a value that an operation over some axes, in the order of its result, repeats."""
+    names = {a: Axis(str(n), a.extent) for n, a in enumerate(axes)}
+    return Repeated(rename_axes(value, names), tuple(a.extent for a in axes))
+
+
 def _ends(
-    kernels: Sequence[XlaKernel], by_calls: Collection[int], readers: Mapping[Repeated, Sequence[int]], stored: Collection[str]
-) -> dict[Repeated, str]:  # fmt: skip
-    """The repeated values with which calls end, and the tensor that the call makes before that, which nothing else reads."""
-    users: dict[str, list[int]] = {}
+    kernels: Sequence[XlaKernel], readers: Mapping[Repeated, Sequence[_Reader]], stored: Collection[str]
+) -> dict[Repeated, frozenset[str]]:  # fmt: skip
+    """Finds the repeated values with which calls end, and the tensors that calls make for these, which nothing else reads."""
+    users: dict[str, set[int]] = {}
     for n, kernel in enumerate(kernels):
         for tensor in kernel.sources:
-            users.setdefault(tensor, []).append(n)
-    made = {t for n in by_calls for t in _made_for_others(kernels[n]) if t in users and t not in stored}
+            users.setdefault(tensor, set()).add(n)
+    made = {t for k in kernels for t in _made_for_others(k) if t in users and t not in stored}
     of: dict[str, list[Repeated]] = {}
     for one in readers:
         for tensor in made & one.value.tensors:
             of.setdefault(tensor, []).append(one)
-    found: dict[Repeated, str] = {}
-    for tensor, several in of.items():
-        if len(several) > 1 or several[0].value.tensors != {tensor} or not takes_all(several[0].value):
-            continue
-        only = several[0]
-        if sorted(users[tensor]) == sorted(readers[only]) and all(
-            _has_it_only_in(with_inverses(body), tensor, only.value)
-            for n in users[tensor] for body in cast(LoopFusion, kernels[n]).bodies
-        ):  # fmt: skip
-            found[only] = tensor
+    found: dict[Repeated, frozenset[str]] = {}
+    for tensor, (only, *others) in of.items():
+        if not others and takes_all(only.value) and users[tensor] == {r.at for r in readers[only]}:
+            found[only] = found.get(only, frozenset()) | {tensor}
     return found
+
+
+def _bodies(kernel: XlaKernel) -> tuple[Expr, ...]:
+    return tuple(map(with_inverses, kernel.bodies)) if isinstance(kernel, LoopFusion) else ()
 
 
 def _made_for_others(kernel: XlaKernel) -> Iterator[str]:
     """Yields what a call makes and does not keep inside."""
-    if isinstance(kernel, LoopFusion):
+    if isinstance(kernel, LoopFusion) and kernel.by_library:
         yield from (n.name for n in kernel.roots if n.name not in kernel.inside)
 
 
-@lru_cache(1 << 12)
-def _has_it_only_in(body: Expr, tensor: str, value: Expr) -> bool:
-    """Is a tensor read nowhere in an expression but in one value?"""
-    waiting = [body]
+def _places_beside(kernel: LoopFusion, values: Collection[Expr]) -> set[Place]:
+    """Returns the places that a kernel reads for something else than some values."""
+    return {(r.tensor, r.indices) for r in _reads_beside(_bodies(kernel), values)}
+
+
+def _reads_beside(bodies: Sequence[Expr], values: Collection[Expr]) -> Iterator[Read]:
+    """Yields the reads of expressions that are not in some parts of these."""
+    waiting, seen = list(bodies), set(values)
     while waiting:
         node = waiting.pop()
-        if node is value or tensor not in node.tensors:
-            continue
-        if isinstance(node, Read):
-            return False
-        waiting += node.args
-    return True
+        if node not in seen:
+            seen.add(node)
+            waiting += node.args
+            if isinstance(node, Read):
+                yield node
 
 
-def _is_made_inside(one: Repeated, kernels: Sequence[XlaKernel], at: Sequence[int]) -> bool:
-    """Does a call make what it repeats?"""
-    calls = (kernels[n] for n in at)
-    return any(isinstance(k, LoopFusion) and not one.value.tensors.isdisjoint(k.inside) for k in calls)
-
-
-def _nest_of(one: Repeated, number: int) -> Nest:
-    """The nest that stores a value in full."""
-    return Nest(f"repeated.{number}", tuple(sorted(one.axes)), one.value, one.value.dtype)
-
-
-def _read_of(nest: Nest) -> Read:
-    return read(nest.name, nest.axes, nest.dtype)
-
-
-def _repeated_by(kernel: LoopFusion) -> dict[Repeated, None]:
-    """The values that a kernel repeats along all axes of its points or fewer, large enough for a library."""
-    return {
-        one: None for nest, body in zip(kernel.roots, kernel.bodies, strict=True)
-        if nest.precision is None  # else the product of a vector and a matrix
-        for one in _repeated_in(with_inverses(body), frozenset((*nest.axes, *nest.reduced)))
-    }  # fmt: skip
-
-
-@lru_cache(1 << 12)
-def _repeated_in(body: Expr, space: frozenset[Axis]) -> tuple[Repeated, ...]:
-    found = [Repeated(body, space)] if body.axes < space else []
-    found += [Repeated(a, n.axes) for n in postorder(body) if isinstance(n, Apply) for a in n.args if a.axes < n.axes]
-    large = [one for one in found if one.value.tensors and volume(one.axes) >= FEWEST]
-    return tuple(dict.fromkeys(large))
+def _nest_of(one: Repeated, name: str) -> Nest:
+    """Returns the nest that stores a value in full: in single precision, in which the library computes what has half of it."""
+    axes = tuple(Axis(str(n), extent) for n, extent in enumerate(one.extents))
+    return Nest(name, axes, one.value, "float32" if one.value.dtype in dtypes.HALF else one.value.dtype)
