@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pallasfuse as pf
 from pallasfuse import store, subjects, whole_calls
@@ -56,6 +57,20 @@ def test_a_call_of_one_kernel_hides_no_starts(clock, monkeypatch):
     pf.fuse(layers)(X)
     pf.fuse(softmax)(X)
     assert compared.parts == [True, False, False]  # a kernel of two, their whole call, and the same kernel as a call
+
+
+@pytest.mark.parametrize("in_a_loop", [True, False])
+def test_a_body_of_a_loop_hides_starts_as_a_whole(clock, in_a_loop):
+    """Kernels are compared alone, and the body with them: by the times of kernels, as the loop is timed after it."""
+    compared = clock(2.0)
+
+    def body(x):
+        first, second = layers(x)
+        return first - second
+
+    function = (lambda x: lax.fori_loop(0, 3, lambda _, c: body(c), x)) if in_a_loop else body
+    same(pf.fuse(function)(X), function(X))
+    assert compared.parts[1] is in_a_loop
 
 
 def test_a_kernel_that_wins_by_its_own_time_is_told_with_that(clock, monkeypatch):
