@@ -215,7 +215,7 @@ class Plan(OfThisProcess):
 
     @property
     def is_body(self) -> bool:
-        """Is it the plan of the body of a loop of known length? That hides the starts of its kernels, and is timed as a whole, too."""
+        """Is it the plan of the body of a loop of known length? The loop hides the starts of kernels, and is timed, too."""
         return self.boundary != NO_LOOP
 
     @property
