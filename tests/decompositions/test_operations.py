@@ -206,3 +206,16 @@ def test_a_product_with_a_number_is_no_product_of_rows():
         )
         is None
     )
+
+
+def test_the_repeated_row_of_a_product_stands_behind_the_matrix():
+    """XLA's library for a CPU takes 5 to 8 times as long where it stands before it."""
+    rows, matrix = jax.ShapeDtypeStruct((2, 64), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32)
+    (eqn,) = jax.make_jaxpr(lambda x, w: lax.dot_general(x, w, (((1,), (1,)), ((), ()))))(rows, matrix).eqns
+    written = products.product(eqn)
+    assert written is not None
+    made = jax.make_jaxpr(written)(rows, matrix)
+    by = {v: e.primitive.name for e in made.eqns for v in e.outvars}
+    multiplied = [e.invars for e in made.eqns if e.primitive.name == "mul"]
+    assert len(multiplied) == 2
+    assert all(by.get(x) != "broadcast_in_dim" and by[y] == "broadcast_in_dim" for x, y in multiplied)
