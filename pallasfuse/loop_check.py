@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
 from pallasfuse.executables import executables_of_task
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
+from pallasfuse.ir.boundary import Boundary
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_key
@@ -54,6 +56,17 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
     reason = "they are used" if known["faster"] else "the loops are XLA's own"
     verdict = Verdict(BODIES, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
     return _with(plan if known["faster"] else other or without(), verdict)
+
+
+def with_clock(boundary: Boundary, trips: int | None, program: Jaxpr, inside: Boundary | None) -> Boundary:
+    """Returns the boundary of a body, with whether the call is timed with its loop: of known length, in a call that ends and makes
+    no choices.
+
+    program: that the loop is in. inside: of the body that this is itself; None where it is the whole call.
+    """
+    open_ended = primitives(program) & UNTIMED or any(True for _ in branches(program))
+    is_timed = inside.timed if inside is not None else not open_ended
+    return replace(boundary, timed=is_timed and trips is not None)
 
 
 def _with(plan: Plan, verdict: Verdict) -> Plan:

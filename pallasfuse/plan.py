@@ -214,11 +214,6 @@ class Plan(OfThisProcess):
         return tuple(dict.fromkeys(e for plan in self.all() for e in plan.own_exceptions))
 
     @property
-    def is_body(self) -> bool:
-        """Is it the plan of the body of a loop of known length? The loop hides the starts of kernels, and is timed, too."""
-        return self.boundary != NO_LOOP
-
-    @property
     def fuses(self) -> bool:
         """Does it run otherwise than the program: by a kernel, there or in the body of a loop, or in another form?"""
         return bool(self.kernels or self.bodies or self.rewritings or self.written_out)

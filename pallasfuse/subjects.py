@@ -189,7 +189,7 @@ class Bench:
 
         On a CPU nothing is hidden, and one judgement serves all calls.
         """
-        return self.device.platform == "cpu" or len(self.plan.steps) > 1 or self.plan.is_body
+        return self.device.platform == "cpu" or len(self.plan.steps) > 1 or self.plan.boundary.timed
 
     @cached_property
     def xla_call(self) -> Function:

@@ -337,7 +337,7 @@ def _whole(bench: Bench, plan: Plan, measures: bool) -> _Timed | None:
 def _identity(bench: Bench, plan: Plan) -> Identity:
     parts = _parts(bench)
     kernels = ", ".join(f"{parts[k.name]} on {way_of_kernel(k)}" for k in plan.kernels)
-    of = "body of a loop" if plan.is_body else "call"
+    of = "body of a timed loop" if plan.boundary.timed else "call"
     return {**bench.around, "of": of, "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
 
 
@@ -350,7 +350,7 @@ def _measured(bench: Bench, plan: Plan) -> Measured:
         budget_s=BUDGET_S,
         more_s=_MORE_FOR_CALLS_S,
         executables=bench.executables,
-        parts=plan.is_body,
+        parts=plan.boundary.timed,
         below=index_ranges(jaxpr.eqns, jaxpr.invars),
     )
 

@@ -16,6 +16,8 @@ class Boundary:
     """Each argument that comes from the trip before, with the result that goes to the next one."""
     stacked: tuple[int, ...] = ()
     """The results that are put together into arrays, one element for each trip."""
+    timed: bool = False
+    """The call with the loop as a whole is timed after the body, if a clock decides."""
 
 
 NO_LOOP = Boundary()

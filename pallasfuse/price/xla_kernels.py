@@ -25,7 +25,7 @@ from pallasfuse.price.stored_terms import stored_before
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_fused_products import computed_before, ended_products, reading_in_place
 from pallasfuse.price.xla_habits import Habits
-from pallasfuse.price.xla_library import joined_calls, sums_windows, takes_all, takes_reduction
+from pallasfuse.price.xla_library import joined_calls, reduces_windows, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Fusions, ended_inside, with_short_reductions
 from pallasfuse.price.xla_orders import written_as_wanted
 from pallasfuse.price.xla_plain import condenses, plain_kernel
@@ -347,7 +347,7 @@ def _before_library(program: LoopProgram, needed: frozenset[str]) -> set[str]:
         t for n in reductions
         if takes_reduction(n) and takes_all(n.body) and product_operands(n.reduced, n.body) is None for t in n.reads
     ]  # fmt: skip
-    in_windows = {t for n in reductions if sums_windows(n) for t in n.reads if t in maps and maps[t].body.tensors}
+    in_windows = {t for n in reductions if reduces_windows(n) for t in n.reads if t in maps and maps[t].body.tensors}
     seen: set[str] = set()
     found: set[str] = set()
     while waiting:

@@ -38,7 +38,7 @@ def takes_reduction(nest: Nest) -> bool:
     return nest.dtype in TYPES or (nest.dtype in _CONVERTED and nest.reducer != SUM)
 
 
-def sums_windows(nest: Nest) -> bool:
+def reduces_windows(nest: Nest) -> bool:
     """Does a loop of XLA reduce windows of stored integers, and then windows of what comes out? (Its tree of reductions.)"""
     integers = nest.reducer in (SUM, MAX, MIN) and dtypes.is_integer(nest.dtype) and not takes_reduction(nest)
     return integers and any(a.extent > _WINDOW for a in nest.reduced)

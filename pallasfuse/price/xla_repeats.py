@@ -56,7 +56,7 @@ def with_repeated(kernels: Sequence[XlaKernel], stored: Collection[str]) -> list
         by_call = [r for r in of if _call(kernels[r.at])]
         if one not in ends and (not by_call or len({_call(kernels[r.at]) for r in of}) < 2):
             continue
-        nest = _nest_of(one, f"repeated.{len(added)}")
+        nest = _nest_of(one, f"repeated.{len(added)}", is_computed=one not in ends or not isinstance(one.value, Read))
         for reader in of if one in ends else by_call:
             values, reads = outside.setdefault(reader.at, (set(), {}))
             values.add(reader.value)
@@ -159,7 +159,10 @@ def _reads_beside(bodies: Sequence[Expr], values: Collection[Expr]) -> Iterator[
                 yield node
 
 
-def _nest_of(one: Repeated, name: str) -> Nest:
-    """Returns the nest that stores a value in full: in single precision, in which the library computes what has half of it."""
+def _nest_of(one: Repeated, name: str, *, is_computed: bool) -> Nest:
+    """Returns the nest that stores a value in full: in single precision, in which the library computes what has half of it.
+
+    is_computed: else it is what a call has reduced, which has the type of that."""
     axes = tuple(Axis(str(n), extent) for n, extent in enumerate(one.extents))
-    return Nest(name, axes, one.value, "float32" if one.value.dtype in dtypes.HALF else one.value.dtype)
+    is_wider = is_computed and one.value.dtype in dtypes.HALF
+    return Nest(name, axes, one.value, "float32" if is_wider else one.value.dtype)

@@ -1,6 +1,7 @@
 """The check of kernels and of whole calls, with times that are made up: what wins is kept, and remembered."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -59,18 +60,52 @@ def test_a_call_of_one_kernel_hides_no_starts(clock, monkeypatch):
     assert compared.parts == [True, False, False]  # a kernel of two, their whole call, and the same kernel as a call
 
 
-@pytest.mark.parametrize("in_a_loop", [True, False])
-def test_a_body_of_a_loop_hides_starts_as_a_whole(clock, in_a_loop):
-    """Kernels are compared alone, and the body with them: by the times of kernels, as the loop is timed after it."""
-    compared = clock(2.0)
+def _body(x):
+    first, second = layers(x)
+    return first - second
 
-    def body(x):
-        first, second = layers(x)
-        return first - second
 
-    function = (lambda x: lax.fori_loop(0, 3, lambda _, c: body(c), x)) if in_a_loop else body
+_BODIES = {
+    "no loop": (_body, [False]),
+    "fori": (lambda x: lax.fori_loop(0, 3, lambda _, c: _body(c), x), [True]),
+    "fori in fori": (lambda x: lax.fori_loop(0, 2, lambda _, y: lax.fori_loop(0, 3, lambda _, c: _body(c), y), x), [True]),
+    "while": (lambda x: lax.while_loop(lambda c: c.sum() > 1e9, _body, x), [False]),
+    "fori beside a while": (
+        lambda x: lax.while_loop(lambda c: c.sum() > 1e9, jnp.sin, lax.fori_loop(0, 3, lambda _, c: _body(c), x)), [False],
+    ),
+    "fori beside a choice": (
+        lambda x: lax.cond(x.sum() > 1e9, jnp.sin, jnp.cos, lax.fori_loop(0, 3, lambda _, c: _body(c), x)), [False],
+    ),
+}  # fmt: skip
+"""Functions, and whether what has kernels in them hides their starts."""
+
+
+@pytest.mark.parametrize("name", _BODIES)
+def test_a_body_hides_starts_where_the_loop_is_timed_after_it(clock, monkeypatch, name):
+    function, wanted = _BODIES[name]
+    clock(2.0)
+    seen = {}
+    original = whole_calls._measured
+
+    def measured(bench, plan):
+        seen[plan.boundary.timed, bench.are_parts] = original(bench, plan)
+        return seen[plan.boundary.timed, bench.are_parts]
+
+    monkeypatch.setattr(whole_calls, "_measured", measured)
     same(pf.fuse(function)(X), function(X))
-    assert compared.parts[1] is in_a_loop
+    assert [timed for timed, _ in seen] == wanted
+
+
+def test_one_kernel_is_part_of_a_loop_that_is_timed(clock, monkeypatch):
+    """On a GPU, where a call of one kernel hides no starts."""
+    compared = clock(2.0)
+    monkeypatch.setattr(subjects.Bench, "device", property(lambda _: SimpleNamespace(platform="gpu")), raising=False)
+    plan = pf.fuse(softmax).explain(X)
+    bench = object.__new__(subjects.Bench)
+    object.__setattr__(bench, "plan", plan)
+    assert not bench.are_parts
+    object.__setattr__(bench, "plan", replace(plan, boundary=replace(plan.boundary, timed=True)))
+    assert bench.are_parts and not compared.compared
 
 
 def test_a_kernel_that_wins_by_its_own_time_is_told_with_that(clock, monkeypatch):

@@ -189,6 +189,13 @@ def test_halves_are_stored_in_single_precision():
     assert stored.written_bytes == 4 * ROWS * MORE * COLUMNS
 
 
+def test_reduced_halves_are_repeated_as_they_are():
+    shapes = [jax.ShapeDtypeStruct(s.shape, jnp.bfloat16) for s in structs(largest)]
+    kernels = kernels_on(CPU, convert(jax.make_jaxpr(largest)(*shapes)).program)
+    (stored,) = [k for k in kernels if isinstance(k, LoopFusion) and k.bodies[0].axes < frozenset(k.roots[0].axes)]
+    assert stored.written_bytes == 2 * ROWS * MORE * COLUMNS
+
+
 def test_a_call_reads_the_repeated_value_alone():
     kernels = kernels_on(CPU, convert(jax.make_jaxpr(two_calls)(*structs(two_calls))).program)
     assert all(len(k.sources) == 2 for k in kernels if isinstance(k, LoopFusion) and k.reduced)
