@@ -58,15 +58,14 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
     return _with(plan if known["faster"] else other or without(), verdict)
 
 
-def with_clock(boundary: Boundary, trips: int | None, program: Jaxpr, inside: Boundary | None) -> Boundary:
-    """Returns the boundary of a body, with whether the call is timed with its loop: of known length, in a call that ends and makes
-    no choices.
+def timed_boundary(boundary: Boundary, program: Jaxpr, inside: Boundary | None) -> Boundary:
+    """Returns the boundary of a body, which says whether the loop is timed after it: so it is in a call whose loops all have known
+    lengths, and which has no branches.
 
-    program: that the loop is in. inside: of the body that this is itself; None where it is the whole call.
+    program: that the loop is in. inside: the boundary of that, if it is a body itself; None where it is the whole call.
     """
-    open_ended = primitives(program) & UNTIMED or any(True for _ in branches(program))
-    is_timed = inside.timed if inside is not None else not open_ended
-    return replace(boundary, timed=is_timed and trips is not None)
+    is_open = primitives(program) & UNTIMED or any(True for _ in branches(program))
+    return replace(boundary, timed=not is_open if inside is None else inside.timed)
 
 
 def _with(plan: Plan, verdict: Verdict) -> Plan:

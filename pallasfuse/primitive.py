@@ -29,7 +29,7 @@ from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.isolation import cores, is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.loop_check import with_bodies_that_pay, with_clock
+from pallasfuse.loop_check import timed_boundary, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
@@ -135,7 +135,7 @@ class FusedCall:
                 return None
 
             def planned(form: BodyForm) -> tuple[FusedCall, Plan]:
-                bound = with_clock(form.boundary, form.trips, program, self.boundary if self.is_body else None)
+                bound = timed_boundary(form.boundary, program, self.boundary if self.is_body else None)
                 made = FusedCall(form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=bound, is_body=True)
                 call = self.bodies.setdefault((number, written_out, form.by_number), made)
                 return call, call.plan(target)

@@ -214,7 +214,8 @@ def _by_rows(few: Array, many: Array, small: _Side, large: _Side, dtype: Any) ->
     """Each row of the smaller operand times the larger one, whose dimensions stay in their order, and summed.
 
     The larger one stands first: where the operand that is repeated does, a CPU's library takes 5 to 8 times as long (4096 x 1024
-    numbers of float32 and a row on two cores: 168 and 1366 us)."""
+    numbers of float32 and a row on two cores: 168 and 1366 us).
+    """
     shared, positions = tuple(small.shape[d] for d in small.batch), tuple(small.shape[d] for d in small.summed)
     rows = lax.transpose(few, (*small.own, *small.batch, *small.summed)).reshape(small.rows, *shared, *positions)
     places = (*large.batch, *large.summed)

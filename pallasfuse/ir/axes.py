@@ -1,6 +1,6 @@
 """Axes: the named, independent loop dimensions that every representation shares (design, section 2)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from numbers import Integral
@@ -46,6 +46,11 @@ class Axis:
 
     def __str__(self) -> str:
         return self.name
+
+
+def innermost(axes: Sequence[Axis]) -> Axis | None:
+    """Returns the axis along which elements are neighbours in memory: the last one that is longer than one."""
+    return next((a for a in reversed(axes) if a.extent > 1), None)
 
 
 def volume(axes: Iterable[Axis]) -> int:

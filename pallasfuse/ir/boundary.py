@@ -17,7 +17,7 @@ class Boundary:
     stacked: tuple[int, ...] = ()
     """The results that are put together into arrays, one element for each trip."""
     timed: bool = False
-    """The call with the loop as a whole is timed after the body, if a clock decides."""
+    """If a clock decides, it times the whole call, with the loop, after the body."""
 
 
 NO_LOOP = Boundary()

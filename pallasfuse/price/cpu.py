@@ -12,8 +12,8 @@ from typing import assert_never
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.axes import Axis, innermost, volume
+from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import AND, MAX, MIN, OR, SUM
 from pallasfuse.ir.tile_program import TileProgram
@@ -23,6 +23,7 @@ from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_library import with_inverses
+from pallasfuse.price.xla_reductions import order_of
 
 NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""
@@ -46,14 +47,16 @@ _SHORT_SUM = 8
 _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
 _SCALAR_NS = 4.3
-"""For each element that a loop without vectors looks at, like that for the position of a maximum, on one core."""
+"""The time of one core for each element that a loop without vectors looks at, like that for the position of a maximum. (Rows of 512
+elements of float32, 2026-11-28.)"""
 _UNROLLED, _NOT_UNROLLED, _UNROLLED_NS = 16, 32, 0.25
-"""Up to so many elements of a row are written out one after the other, and neighbouring rows are looked at together, which takes
-so long for each element; of so many and more none. (Rows of 2 to 128 elements of float32; between, it is one or the other.)"""
+"""Rows of up to the first number of elements are written out, and neighbouring ones are looked at together, which takes one core so
+long for each element; rows of the second number and more are not. (Rows of 2 to 128 elements of float32 on two cores; between the
+two it is one or the other.)"""
 _NEIGHBOUR_NS = {SUM: 0.4, MAX: 0.7, MIN: 0.7, OR: 0.25, AND: 0.25}
-"""The time for each of neighbouring integers or truth values that a loop reduces, on one core, in rows that are not unrolled: each
-waits for the one before. (Rows of 21 to 262,144 on one core and on two, 2026-11-28: sums 0.15 to 0.6, largest and
-least 0.4 to 1.0, of truth values 0.2 to 0.5.)"""
+"""The time of one core for each of neighbouring integers or truth values that a loop reduces, in rows that are not written out.
+(Rows of 21 to 512 on one core, 2026-11-28: sums 0.13 to 0.36, of choices up to 1.9; largest and least 0.17 to 1.4; of truth values
+0.18 to 0.39.)"""
 _LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
 
@@ -190,11 +193,10 @@ def _neighbours_ns(nest: Nest, body: Expr) -> float:
     each_ns = _NEIGHBOUR_NS.get(nest.reducer) if nest.reducer is not None and not dtypes.is_float(nest.dtype) else None
     if each_ns is None:
         return 0.0
-    space = frozenset((*nest.axes, *nest.reduced))
-    whole = (x.indices for x in postorder(body) if isinstance(x, Read) and frozenset(x.indices) == space)
-    last = next((a for a in reversed(next(whole, (*nest.axes, *nest.reduced))) if a.extent > 1), None)
+    space = (*nest.axes, *nest.reduced)
+    last = innermost(order_of(space, body))
     row = last.extent if last is not None and last in nest.reduced else 0
-    return each_ns * math.prod(a.extent for a in space) if row > _UNROLLED else 0.0
+    return each_ns * volume(space) if row > _UNROLLED else 0.0
 
 
 _TURNED_NS = 0.5

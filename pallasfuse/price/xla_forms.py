@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis, innermost, volume
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.plain_work import PlainWork
@@ -92,8 +92,6 @@ class LoopFusion:
     """Tensors whose layout is given: results of the program, and what other kernels read."""
     inside: frozenset[str] = frozenset()
     """Tensors that are never stored: a library computes what makes them and what reads them together."""
-    by_library: bool = False
-    """It is no loop, but part of a library's call."""
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
     call: int = 0
@@ -110,6 +108,11 @@ class LoopFusion:
     """Elements of a matrix that the program transposes before it multiplies a vector with it (CPUs)."""
     streams_matrix: bool = False
     """Its first nest is the product of a vector and a matrix that a library's kernel streams, whatever its layout."""
+
+    @property
+    def by_library(self) -> bool:
+        """Is it no loop, but part of a library's call?"""
+        return self.call > 0
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -140,8 +143,8 @@ class LoopFusion:
         turned = 0.0
         for nest in self.roots:
             if not nest.is_reduction and len(nest.axes) > 1:
-                last = _last(nest.axes)
-                turned += sum(b for (_, axes), b in self.reads.items() if last in axes and _last(axes) != last)
+                last = innermost(nest.axes)
+                turned += sum(b for (_, axes), b in self.reads.items() if last in axes and innermost(axes) != last)
         return 2 * turned > self.read_bytes
 
     @property
@@ -172,9 +175,9 @@ class LoopFusion:
         """
         found = 0.0
         for nest in (n for n in self.roots if n.name in self.in_order):
-            inner = _last(nest.axes)
+            inner = innermost(nest.axes)
             for (_, indices), moved in self.reads.items():
-                if not nest.reduced and inner in indices and _last(indices) != inner:
+                if not nest.reduced and inner in indices and innermost(indices) != inner:
                     found += moved / 4
         return found
 
@@ -198,12 +201,7 @@ def _times_taken(axes: Sequence[Axis], reduction: Nest) -> float:
     if not frozenset(reduction.reduced).issubset(axes):
         return 1.0
     missing = [a for a in reduction.axes if a not in axes]
-    return max(1.0, volume(missing) / (_RESULTS_OF_A_BLOCK if _last(reduction.axes) in missing else 1))
-
-
-def _last(axes: Sequence[Axis]) -> Axis | None:
-    """The axis whose elements are neighbours in memory."""
-    return next((a for a in reversed(axes) if a.extent > 1), None)
+    return max(1.0, volume(missing) / (_RESULTS_OF_A_BLOCK if innermost(reduction.axes) in missing else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ class Opaque:
     looked_at: float = 0.0
     """The elements that it looks at one by one, as for the position of a maximum."""
     looked_at_for_each: float = 0.0
-    """How many of these belong to one result."""
+    """The elements that it looks at for each of its results."""
     operands: tuple[tuple[str, float], ...] = ()
     """The tensors that it reads, and their bytes."""
     work: PlainWork | None = None

@@ -155,7 +155,7 @@ def together(kernels: Sequence[XlaKernel], stored: frozenset[str]) -> list[XlaKe
         own = call(n)
         if own in reducing and isinstance(kernel, LoopFusion):
             first = own not in counted
-            found.append(replace(kernel, inside=inside, by_library=True, calls=int(first), call=own + 1))
+            found.append(replace(kernel, inside=inside, calls=int(first), call=own + 1))
             counted.add(own)
         else:
             found.append(_product(kernel, inside, by_library) if isinstance(kernel, LibraryProduct) else kernel)

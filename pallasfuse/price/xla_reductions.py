@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis, innermost, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
@@ -33,10 +33,12 @@ def is_short(nest: Nest) -> bool:
     number = volume(nest.reduced)
     if number >= WARP:
         return False
-    space = frozenset((*nest.axes, *nest.reduced))
-    order = next(
-        (x.indices for x in postorder(nest.body) if isinstance(x, Read) and frozenset(x.indices) == space),
-        (*nest.axes, *nest.reduced),
-    )
-    last = next((a for a in reversed(order) if a.extent > 1), None)
+    last = innermost(order_of((*nest.axes, *nest.reduced), nest.body))
     return last not in nest.reduced or WARP % number != 0
+
+
+@lru_cache(1 << 12)
+def order_of(space: tuple[Axis, ...], body: Expr) -> tuple[Axis, ...]:
+    """Returns the axes of a space in the order of the first tensor that a body reads at each of its points; else as they are."""
+    whole = frozenset(space)
+    return next((x.indices for x in postorder(body) if isinstance(x, Read) and frozenset(x.indices) == whole), space)

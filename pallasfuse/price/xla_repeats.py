@@ -1,4 +1,4 @@
-"""This finds the values that a CPU's loops repeat along axes, in full and in memory, for calls of XLA's library.
+"""XLA stores some values in full, repeated along axes, for the calls of its library on a CPU: this finds which.
 
 To repeat is an operation of its own in XLA, like any map of a library: a call takes it in if all that read its result are in the
 call. A value that two calls read, or a call and a loop, is stored in full for the calls, while loops repeat it for themselves.
@@ -18,6 +18,7 @@ from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.xla_forms import LoopFusion, Place, XlaKernel
 from pallasfuse.price.xla_library import FEWEST, takes_all, with_inverses
 from pallasfuse.price.xla_products import places
+from pallasfuse.price.xla_reductions import order_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,10 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A kernel that repeats a value, by its place among the kernels."""
+    """A kernel that repeats a value, and its place among the kernels."""
 
     at: int
+    kernel: LoopFusion
     value: Expr
     """The value as it stands in the kernel."""
 
@@ -44,26 +46,27 @@ def with_repeated(kernels: Sequence[XlaKernel], stored: Collection[str]) -> list
 
     kernels: as they are joined to calls. stored: tensors that have to be in memory.
     """
-    if not any(isinstance(k, LoopFusion) and k.by_library for k in kernels):
+    calls = {t: k.call for k in kernels if isinstance(k, LoopFusion) and k.by_library for t in k.makes}
+    if not calls:
         return list(kernels)
     readers = _readers(kernels)
     ends = _ends(kernels, readers, stored)
-    ended = frozenset().union(*ends.values())
+    ended = frozenset[str]().union(*ends.values())
     outside: dict[int, tuple[set[Expr], dict[Place, float]]] = {}
     """For each kernel that reads repeated values from memory, these as they stand there, and as they are read."""
     added: list[XlaKernel] = []
     for one, of in readers.items():
-        by_call = [r for r in of if _call(kernels[r.at])]
-        if one not in ends and (not by_call or len({_call(kernels[r.at]) for r in of}) < 2):
+        last = ends.get(one, frozenset())
+        by_call = [r for r in of if r.kernel.by_library]
+        if not last and (not by_call or len({r.kernel.call for r in of}) < 2):
             continue
-        nest = _nest_of(one, f"repeated.{len(added)}", is_computed=one not in ends or not isinstance(one.value, Read))
-        for reader in of if one in ends else by_call:
+        nest = _nest_of(one, f"repeated.{len(added)}", is_computed=not last or not isinstance(one.value, Read))
+        for reader in of if last else by_call:
             values, reads = outside.setdefault(reader.at, (set(), {}))
             values.add(reader.value)
             reads |= dict(places(read(nest.name, nest.axes, nest.dtype)))
-        added.append(LoopFusion(
-            [nest], [one.value], dict(places(one.value)), inside=ended & one.value.tensors, by_library=one in ends,
-        ))  # fmt: skip
+        call = max((calls[t] for t in last), default=0)
+        added.append(LoopFusion([nest], [one.value], dict(places(one.value)), inside=last, call=call))
     found = list(kernels)
     for at, kernel in enumerate(kernels):
         if isinstance(kernel, LoopFusion) and (at in outside or not ended.isdisjoint(kernel.makes)):
@@ -74,24 +77,17 @@ def with_repeated(kernels: Sequence[XlaKernel], stored: Collection[str]) -> list
     return [*found, *added]
 
 
-def _call(kernel: XlaKernel) -> int:
-    """Returns the number of the library's call that a kernel is part of; 0 for loops."""
-    return kernel.call if isinstance(kernel, LoopFusion) else 0
-
-
 def _readers(kernels: Sequence[XlaKernel]) -> dict[Repeated, list[_Reader]]:
     """Finds the values that kernels repeat, but for those that are computed from nothing, which XLA computes again."""
-    constant = {
-        n.name for k in kernels if isinstance(k, LoopFusion)
-        for n, body in zip(k.roots, k.bodies, strict=True) if not body.tensors
-    }  # fmt: skip
+    loops = [(at, k) for at, k in enumerate(kernels) if isinstance(k, LoopFusion)]
+    constant = {n.name for _, k in loops for n, body in zip(k.roots, k.bodies, strict=True) if not body.tensors}
     found: dict[Repeated, list[_Reader]] = {}
-    for at, kernel in enumerate(kernels):
-        for nest, body in zip(kernel.roots, kernel.bodies, strict=True) if isinstance(kernel, LoopFusion) else ():
+    for at, kernel in loops:
+        for nest, body in zip(kernel.roots, kernel.bodies, strict=True):
             if nest.precision is None:  # else the product of a vector and a matrix
                 for one, value in _repeated_in(with_inverses(body), (*nest.axes, *nest.reduced)):
                     if not value.tensors <= constant:
-                        found.setdefault(one, []).append(_Reader(at, value))
+                        found.setdefault(one, []).append(_Reader(at, kernel, value))
     return found
 
 
@@ -99,8 +95,9 @@ def _readers(kernels: Sequence[XlaKernel]) -> dict[Repeated, list[_Reader]]:
 def _repeated_in(body: Expr, space: tuple[Axis, ...]) -> tuple[tuple[Repeated, Expr], ...]:
     """Finds the values that an expression repeats for operations that are large enough for a library, and as they stand in it.
 
-    space: the axes of the results and those that are reduced."""
-    order = next((x.indices for x in postorder(body) if isinstance(x, Read) and len(x.indices) == len(space)), space)
+    space: the axes of the results and those that are reduced.
+    """
+    order = order_of(space, body)
     found = [(a, n.axes) for n in postorder(body) if isinstance(n, Apply) for a in n.args if a.axes < n.axes]
     large = dict.fromkeys((v, axes) for v, axes in found if v.tensors and volume(axes) >= FEWEST)
     return tuple((_named_by_place(v, tuple(a for a in order if a in axes)), v) for v, axes in large)
@@ -132,10 +129,6 @@ def _ends(
     return found
 
 
-def _bodies(kernel: XlaKernel) -> tuple[Expr, ...]:
-    return tuple(map(with_inverses, kernel.bodies)) if isinstance(kernel, LoopFusion) else ()
-
-
 def _made_for_others(kernel: XlaKernel) -> Iterator[str]:
     """Yields what a call makes and does not keep inside."""
     if isinstance(kernel, LoopFusion) and kernel.by_library:
@@ -144,25 +137,23 @@ def _made_for_others(kernel: XlaKernel) -> Iterator[str]:
 
 def _places_beside(kernel: LoopFusion, values: Collection[Expr]) -> set[Place]:
     """Returns the places that a kernel reads for something else than some values."""
-    return {(r.tensor, r.indices) for r in _reads_beside(_bodies(kernel), values)}
-
-
-def _reads_beside(bodies: Sequence[Expr], values: Collection[Expr]) -> Iterator[Read]:
-    """Yields the reads of expressions that are not in some parts of these."""
-    waiting, seen = list(bodies), set(values)
+    waiting, seen = [with_inverses(b) for b in kernel.bodies], set(values)
+    found: set[Place] = set()
     while waiting:
         node = waiting.pop()
         if node not in seen:
             seen.add(node)
             waiting += node.args
             if isinstance(node, Read):
-                yield node
+                found.add((node.tensor, node.indices))
+    return found
 
 
 def _nest_of(one: Repeated, name: str, *, is_computed: bool) -> Nest:
     """Returns the nest that stores a value in full: in single precision, in which the library computes what has half of it.
 
-    is_computed: else it is what a call has reduced, which has the type of that."""
+    is_computed: else it is what a call has reduced, which has the type of that.
+    """
     axes = tuple(Axis(str(n), extent) for n, extent in enumerate(one.extents))
     is_wider = is_computed and one.value.dtype in dtypes.HALF
     return Nest(name, axes, one.value, "float32" if is_wider else one.value.dtype)

@@ -142,29 +142,33 @@ CASES = {
 """Functions, and how many values XLA stores in full for them."""
 
 
-def structs(function):
+def structs(function, dtype=jnp.float32):
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return [jax.ShapeDtypeStruct(SHAPES[n], jnp.float32) for n in names]
+    return [jax.ShapeDtypeStruct(SHAPES[n], dtype) for n in names]
+
+
+def kernels_of(function, dtype=jnp.float32):
+    """Returns the program of a function, XLA's kernels for it, and those among these that store values which are repeated."""
+    program = convert(jax.make_jaxpr(function)(*structs(function, dtype))).program
+    made = {n.name for n in program.nests}
+    kernels = kernels_on(CPU, program)
+    return program, kernels, [k for k in kernels if made.isdisjoint(k.makes)]
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_values_are_stored_in_full_for_calls_that_do_not_have_all_their_readers(function):
-    program = convert(jax.make_jaxpr(function)(*structs(function))).program
-    kernels = kernels_on(CPU, program)
-    made = {n.name for n in program.nests}
-    repeated = [n for k in kernels if isinstance(k, LoopFusion) for n in k.roots if n.name not in made]
+    program, kernels, repeated = kernels_of(function)
     assert len(repeated) == CASES[function]
-    assert all(volume(n.axes) == ROWS * MORE * COLUMNS for n in repeated)
+    assert all(volume(n.axes) == ROWS * MORE * COLUMNS for k in repeated for n in k.roots)
     theirs = jax.jit(function).lower(*structs(function)).compile().memory_analysis().temp_size_in_bytes
     assert temporary_bytes(kernels, program.outputs) == pytest.approx(theirs, rel=0.1, abs=1 << 18)
 
 
 def test_what_a_call_ends_with_is_all_that_it_stores():
-    kernels = kernels_on(CPU, convert(jax.make_jaxpr(largest)(*structs(largest))).program)
-    (begins,) = [k for k in kernels if isinstance(k, LoopFusion) and k.reduced]
-    (ends,) = [k for k in kernels if isinstance(k, LoopFusion) and k.bodies[0].axes < frozenset(k.roots[0].axes)]
+    _, kernels, (ends,) = kernels_of(largest)
+    (begins,) = [k for k in kernels if k.reduced]
     (reader,) = [k for k in kernels if k is not begins and k is not ends]
-    assert ends.by_library and ends.read_bytes == begins.written_bytes == 0
+    assert ends.call == begins.call and ends.read_bytes == begins.written_bytes == 0
     assert ends.written_bytes == 4 * ROWS * MORE * COLUMNS == reader.sources[ends.makes[0]]
 
 
@@ -182,29 +186,20 @@ def test_prices_do_not_depend_on_what_was_asked_before():
         assert [prices.us(made[n]) for n in order] == pytest.approx([alone[n] for n in order])
 
 
-def test_halves_are_stored_in_single_precision():
-    shapes = [jax.ShapeDtypeStruct(s.shape, jnp.bfloat16) for s in structs(two_calls)]
-    kernels = kernels_on(CPU, convert(jax.make_jaxpr(two_calls)(*shapes)).program)
-    (stored,) = [k for k in kernels if isinstance(k, LoopFusion) and k.bodies[0].axes < frozenset(k.roots[0].axes)]
-    assert stored.written_bytes == 4 * ROWS * MORE * COLUMNS
-
-
-def test_reduced_halves_are_repeated_as_they_are():
-    shapes = [jax.ShapeDtypeStruct(s.shape, jnp.bfloat16) for s in structs(largest)]
-    kernels = kernels_on(CPU, convert(jax.make_jaxpr(largest)(*shapes)).program)
-    (stored,) = [k for k in kernels if isinstance(k, LoopFusion) and k.bodies[0].axes < frozenset(k.roots[0].axes)]
-    assert stored.written_bytes == 2 * ROWS * MORE * COLUMNS
+@pytest.mark.parametrize(("function", "element_bytes"), [(two_calls, 4), (largest, 2)])
+def test_halves_are_stored_in_single_precision_unless_they_are_what_is_reduced(function, element_bytes):
+    _, _, (stored,) = kernels_of(function, jnp.bfloat16)
+    assert stored.written_bytes == element_bytes * ROWS * MORE * COLUMNS
 
 
 def test_a_call_reads_the_repeated_value_alone():
-    kernels = kernels_on(CPU, convert(jax.make_jaxpr(two_calls)(*structs(two_calls))).program)
-    assert all(len(k.sources) == 2 for k in kernels if isinstance(k, LoopFusion) and k.reduced)
+    _, kernels, _ = kernels_of(two_calls)
+    assert [len(k.sources) for k in kernels if k.reduced] == [2, 2]
 
 
 def test_loops_repeat_values_for_themselves():
-    kernels = kernels_on(CPU, convert(jax.make_jaxpr(call_and_loop)(*structs(call_and_loop))).program)
-    (stored,) = [k for k in kernels if isinstance(k, LoopFusion) and k.bodies[0].axes < frozenset(k.roots[0].axes)]
-    readers = [k for k in kernels if isinstance(k, LoopFusion) and stored.makes[0] in k.sources]
+    _, kernels, (stored,) = kernels_of(call_and_loop)
+    readers = [k for k in kernels if stored.makes[0] in k.sources]
     assert [k.by_library for k in readers] == [True] and len(kernels) == 3
 
 
