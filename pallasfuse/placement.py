@@ -1,5 +1,6 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -17,19 +18,18 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend.kernel_resources import is_of_triton
 from pallasfuse.phases import lowered_phases, phases_of, problem_of, refused_alike, too_large, unsuited, us_of
-from pallasfuse.price import cpu
 from pallasfuse.price.gpu_copies import copied
 from pallasfuse.price.kernel import price_range
-from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
 from pallasfuse.searched import Patience, searched, with_others
 from pallasfuse.spilling import with_fewer_spilled
 from pallasfuse.targets import XLA_CPU, Target
+from pallasfuse.tiles_by_price import with_cheapest_tiles
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
-from pallasfuse.tiling.choose import choose, fixed_axes, prices_decide, sums_beyond_tiles
-from pallasfuse.tiling.descent import cheapest, smaller
+from pallasfuse.tiling.choose import choose, prices_decide, sums_beyond_tiles
+from pallasfuse.tiling.descent import smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.warps import with_warps_by_price
 
@@ -90,7 +90,7 @@ def placed_on(
 ) -> Placed | str:
     """Places a group on the first of the targets that stand in for each other, or says why there is none.
 
-    patience: where nothing is found near so many microseconds, no long search goes on.
+    patience: where nothing is found near so many microseconds, no long search goes on, and there may be none.
     """
     if not chosen.folds:
         trees = list(_by_trees(chosen, target, tensors, options, patience))
@@ -100,7 +100,7 @@ def placed_on(
     for candidate in _in_turn(target):
         reason = unsuited(chosen, candidate, by_name=candidate == target)
         if reason is None:
-            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
+            schedule, phases, reason = _fastest(chosen, candidate, tensors, options, patience)
             if reason is None and options.warps is None:
                 phases = with_warps_by_price(phases)
                 schedule = replace(schedule, warps=phases[0].program.warps)
@@ -259,7 +259,7 @@ def _in_turn(target: Target) -> Iterator[Target]:
 
 
 def _fastest(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """The schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
 
@@ -283,7 +283,10 @@ def _fastest(
             refused = refused or (schedule, phases, problem)
             continue
         if target.searches_tiles and not options.parts:
-            schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
+            schedule, phases, problem = with_cheapest_tiles(chosen, schedule, phases, tensors, options, patience)
+            if problem is not None:
+                refused = refused or (schedule, phases, problem)
+                continue
             programs = [p.program for p in phases]
         share = visited_shares(programs)[0]
         if options.parts is None and not target.cluster:
@@ -342,7 +345,7 @@ def _with_ranges(
             if not any(p.program.ranges for p in phases):
                 return None
             if target.searches_tiles:
-                schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
+                schedule, phases, _ = with_cheapest_tiles(chosen, schedule, phases, tensors, options)
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             share = visited_shares([p.program for p in phases])[0]
             return _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
@@ -397,49 +400,21 @@ def _compares_rows(found: Range) -> bool:
     return False
 
 
-def _cheapest(
-    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
-) -> tuple[Schedule, tuple[Phase, ...]]:
-    """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower.
-
-    Along axes of ranges it stays: large tiles would cost nothing where masks hide nothing, and hide nothing.
-    """
-    asked = {name for name, _ in options.tiles}
-    listed = {**dict(schedule.grid), schedule.rolled: schedule.rolled_tile}
-    fixed = fixed_axes(chosen, ranged=schedule.ranges)
-    fixed |= frozenset(a for p in phases for r in p.program.ranges for a in (r.axis, *r.left.axes))
-    free = [a for a in listed if a.name not in asked and a not in fixed]
-    if not free or schedule.parts > 1 or len(phases) > 1:
-        return schedule, phases
-    (phase,) = phases
-    looped = replace(schedule, rolled_tile=min(schedule.rolled_tile, -(-schedule.rolled.extent // 2)))
-    template = phases if looped == schedule else lowered_phases(chosen, looped, phase.target, tensors)
-    if template is None:
-        return schedule, phases
-    whole = {a: a.extent if a in free else t for a, t in listed.items()}
-    rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
-
-    price = cpu.price_by_tiles(hiding_nothing(template[0].program), phase.target.device)
-    best = cheapest([listed, rows, whole], lambda tiles: price(tiles).us, free)
-    if best == listed:
-        return schedule, phases
-    other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])
-    again = lowered_phases(chosen, other, phase.target, tensors)
-    if again is None:
-        return schedule, phases
-    own, better = (us_of(of) for of in (phases, again))
-    return (other, again) if better < own else (schedule, phases)
-
-
 def _with_smaller_tiles(
     chosen: Group, refused: tuple[Schedule, tuple[Phase, ...], str], tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """Returns the largest tiles below refused ones that are not too large, where that is what they were refused for."""
+    """Returns the largest tiles below refused ones that are not too large, where that is what they were refused for.
+
+    Where the least ones are too large, none is lowered between them."""
     listed, phases, _ = refused
     target = phases[0].target
     if not any(map(too_large, phases)):
         return refused
-    for candidate in smaller(listed, target):
+    found = smaller(listed, target)
+    least = min(found, key=lambda s: (s.rolled_tile * math.prod(t for _, t in s.grid), s.stages), default=None)
+    if least is None or any(map(too_large, phases_of(chosen, _override(least, options, target), target, tensors)[0])):
+        return refused
+    for candidate in found:
         schedule = _override(candidate, options, target)
         phases, problem = phases_of(chosen, schedule, target, tensors)
         if problem is not None:

@@ -199,7 +199,7 @@ class FusedCall:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
             judged = self.judged(target, device)
             loses = self._may_lose_kernels(other.jaxpr, judged)
-            if loses or any(fused_calls(other.jaxpr)) or self.plan(judged).bodies:
+            if loses or any(fused_calls(other.jaxpr)) or self.with_bodies(judged)[1]:
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if (loses and not (verdict and verdict.ours_us)) or is_faster_as_it_is(own, plan, verdict):
                     plan = own

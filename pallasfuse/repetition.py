@@ -163,8 +163,10 @@ class Places:
             placed = self._placed_on(group, patience)
             found = _Ranked(placed, tokens, Later(lambda: _price(placed)))
             self.planned.groups.setdefault(form, []).append((patience, found))
-        if group.folds or isinstance(found.placed, Placed):
-            # else it was given up early, and says nothing to who would wait longer
+            if not patience.decided:
+                self._of_equal[form] = found
+        if isinstance(found.placed, Placed):
+            # else it may have been given up early, and says nothing to who would wait longer
             self._of_equal[form] = found
         if isinstance(found.placed, str) or found.tokens == tokens:
             text = self._renamed(group, found, tokens, most_us)
@@ -320,6 +322,9 @@ def _may_save(parts: "Sequence[_Part]", wanted_us: Later[float]) -> bool:
             return True
         if _INTERACTION * sum(most) < wanted_us.value:
             return False
+        most[n] = parts[n].most_saved_us(closely=True)
+        if _INTERACTION * sum(most) < wanted_us.value:
+            return False
         most[n] = max(0.0, parts[n].saved_us())
     return _INTERACTION * sum(most) >= wanted_us.value
 
@@ -362,12 +367,15 @@ class _Part:
         is_open = self._form is not None and self._key not in self._places.planned.segments
         return self._begin().choice.candidates if is_open else 0
 
-    def most_saved_us(self) -> float:
-        """The microseconds that kernels could save here at most, each by itself; what they do save, where that is known."""
+    def most_saved_us(self, *, closely: bool = False) -> float:
+        """The microseconds that kernels could save here at most, each by itself; what they do save, where that is known.
+
+        closely: as of `Choice.most_saved_us`.
+        """
         if self._form is None:
             return math.inf
         known = self._places.planned.segments.get(self._key)
-        return self._begin().choice.most_saved_us() if known is None else known.saved_us
+        return self._begin().choice.most_saved_us(closely=closely) if known is None else known.saved_us
 
     def saved_us(self) -> float:
         """The microseconds that the kernels save which are chosen."""

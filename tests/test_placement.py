@@ -7,12 +7,17 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
+from pallasfuse import phases, placement
+from pallasfuse.decisions import Placed
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.phases import phases_of, refused_alike
 from pallasfuse.pipeline import make_plan
-from pallasfuse.targets import MOSAIC_GPU
+from pallasfuse.placement import placed_on
+from pallasfuse.searched import Patience
+from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.descent import smaller
 
 LENGTH = 8192
 HEADS = [jax.ShapeDtypeStruct((1, LENGTH, 16, 128), jnp.bfloat16)] * 3
@@ -131,3 +136,43 @@ def test_arrays_are_copied_for_warpgroups_where_that_is_faster(shape, of_heads, 
     assert any("without copies" in reason for reason in kernel.declined) == (target == "triton")
     asked = pf.fuse(attended, options=pf.FuseOptions(check=False, target="mosaic_gpu")).explain(*arguments).kernels
     assert [k.target.name for k in asked] == ["mosaic_gpu"]
+
+
+def group_of(function, target, *arrays):
+    """Returns the only group of a function, and the tensors of its program."""
+    plan = make_plan(jax.make_jaxpr(function)(*arrays).jaxpr, target, FuseOptions(check=False, price=False))
+    (kernel,) = plan.kernels
+    return kernel.group, {t.name: Tensor(t.name, t.axes, t.dtype) for t in plan.converted.program.definitions()}
+
+
+@pytest.mark.parametrize(("most_us", "is_placed"), [(1e9, True), (1.0, False)])
+def test_a_cpu_kernel_that_would_take_longer_with_any_tiles_is_given_up(most_us, is_placed):
+    heads = [jax.ShapeDtypeStruct((1, 4096, 4, 64), jnp.float32)] * 3
+    patience = Patience(most_us)
+    group, tensors = group_of(unmasked, XLA_CPU, *heads)
+    found = placed_on(group, XLA_CPU, tensors, FuseOptions(check=False), patience)
+    assert isinstance(found, Placed) == is_placed
+    assert is_placed or "its kernel would take" in found
+    # who would wait longer asks again; who would wait less is answered alike
+    assert patience.decides_as(0.5 * most_us) and patience.decides_as(2e9) == is_placed
+
+
+def test_nothing_is_lowered_between_tiles_where_the_least_ones_are_too_large(monkeypatch):
+    rows = jax.ShapeDtypeStruct((4096, 2048), jnp.float32)
+    lowered = []
+
+    def phases_of_one(group, schedule, target, tensors):
+        lowered.append(schedule)
+        return phases_of(group, schedule, target, tensors)
+
+    monkeypatch.setattr(placement, "phases_of", phases_of_one)
+    group, tensors = group_of(jax.nn.softmax, TRITON, rows)
+    alone = replace(TRITON, otherwise="")
+    assert isinstance(placed_on(group, alone, tensors, FuseOptions(check=False)), Placed)
+    for module in (placement, phases):
+        monkeypatch.setattr(module, "too_large", lambda _: "its tiles are too large")
+    lowered.clear()
+    assert placed_on(group, alone, tensors, FuseOptions(check=False)) == "its tiles are too large"
+    *listed, least = lowered
+    assert listed == choose(group, alone)
+    assert (least.rolled_tile, least.stages) == (min(s.rolled_tile for s in smaller(listed[0], alone)), 1)

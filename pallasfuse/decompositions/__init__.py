@@ -30,8 +30,9 @@ from pallasfuse.decompositions import (
     windows,
 )  # fmt: skip
 from pallasfuse.decompositions.neighbours import NONE, Neighbours, computed_again, neighbours
+from pallasfuse.decompositions.operand_orders import sums_of_products, with_more_rows_first
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
-from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_results, with_source_of
+from pallasfuse.decompositions.writing import Atom, Run, Writer, has_types_of, traced_as, with_results, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -135,11 +136,16 @@ class Decomposer:
         read = {a for eqn in flat.eqns for a in eqn.invars if not isinstance(a, Literal)}.union(
             a for a in flat.outvars if not isinstance(a, Literal)
         )
+        sums = sums_of_products(flat) if self.device.platform == "cpu" else {}
         for eqn in flat.eqns:
             if (
                 not eqn.effects
                 and self._may(eqn)
-                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around, read, again))
+                and (
+                    self._untransposed(writer, eqn, makers)
+                    or self._reordered(writer, eqn, makers, sums)
+                    or self._write(writer, eqn, around, read, again)
+                )
             ):
                 changed = True
             else:
@@ -216,18 +222,37 @@ class Decomposer:
             if found is None:
                 return False
             direct = found.direct
-            written = traced_as(eqn, found.written, direct.invars)
-            other = traced_as(eqn, lambda *values: _compat.bind(direct, values), direct.invars)
-            before_us, us = self._price_us(written), self._price_us(other)
+            pair = (found.written, lambda *values: _compat.bind(direct, values))
+            return self._with_instead(writer, eqn, direct, pair, direct.invars)
         except Exception:  # a program must not fail because of a form of it
             return False
+
+    def _reordered(
+        self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]
+    ) -> bool:
+        """Write a product element by element with its operands in the other order; False where that is not faster."""
+        try:
+            found = with_more_rows_first(eqn, makers, sums) if sums else None
+            if found is None:
+                return False
+            return self._with_instead(writer, eqn, found.eqn, (found.written, found.other), found.sources)
+        except Exception:  # a program must not fail because of a form of it
+            return False
+
+    def _with_instead(
+        self, writer: Writer, eqn: JaxprEqn, instead: JaxprEqn, pair: tuple[Run, Run], atoms: Sequence[Atom]
+    ) -> bool:
+        """Append an equation instead of one if that is faster, and say so. pair: what computes the same as a part of the program
+        with the one and with the other, from atoms."""
+        written, other = (traced_as(eqn, run, atoms) for run in pair)
         key = str(written)
         if key not in self._known:
+            before_us, us = self._price_us(written), self._price_us(other)
             is_worth_it = before_us >= _LEAST_US and self._is_faster(written, before_us, other, us)
             self._known[key] = 0 if is_worth_it else None
         if self._known[key] is None:
             return False
-        writer.keep(direct)
+        writer.keep(instead)
         return True
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
@@ -270,7 +295,7 @@ class Decomposer:
             dots = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
             return (not on_cpu and dots > 1) or any(
                 self._ways(eqn)
-                or (on_cpu and eqn.primitive.name == "transpose")
+                or (on_cpu and eqn.primitive.name in ("transpose", "mul"))
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns

@@ -16,6 +16,7 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.cpu import NEW_PAGES
 from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price
+from pallasfuse.price.without_loops import WITHOUT_LOOPS
 from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla, price_xla
 from pallasfuse.targets import Target
 
@@ -148,22 +149,26 @@ class Judge:
         return ONE_KERNEL if self.price is None else self.price(group, math.inf)
 
     def _most_us(self, candidate: Candidate) -> float:
-        """The time with which a kernel would save nothing."""
-        return math.inf if self.is_asked(candidate) else self.replaced_us(candidate.group) / self.margin_of(candidate)
+        """The time with which a kernel would save nothing: one with folds beside any others, one without by itself."""
+        if self.is_asked(candidate):
+            return math.inf
+        group = candidate.group
+        return (self._alone_us(group) if group.folds else self.replaced_us(group)) / self.margin_of(candidate)
 
     def margin_of(self, candidate: Candidate) -> float:
         """The factor by which XLA's price must exceed a candidate's.
 
         The least price of many trees is more often too low: where no clock decides, the factor is squared. Where one does, it is at
         least one: each takes a search, and what the clock refuses was compiled in vain. So it is where masks over data bound loops:
-        a clock sees drawn masks, which hide more than the user's may.
+        a clock sees drawn masks, which hide more than the user's may. And so it is of a kernel that XLA compiles as a program
+        like any other (on a CPU, one without loops): both prices err alike, and one that is not lower is not too high.
         """
         _, price = self._kernels.get(id(candidate.group), (None, ""))
         return self.margin_for(candidate.group, price)
 
     def margin_for(self, group: Group, price: Price | str) -> float:
         """Returns the factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
-        if isinstance(price, Price) and any(t.name == FINDING_RANGES for t in price.terms):
+        if isinstance(price, Price) and any(t.name in (FINDING_RANGES, WITHOUT_LOOPS) for t in price.terms):
             return max(1.0, self.margin)
         return self.margin if group.folds else max(1.0, self.margin**2)
 
@@ -171,6 +176,12 @@ class Judge:
         """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
         group = candidate.group
         return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
+
+    def bound_alone(self, candidate: Candidate) -> float:
+        """The most microseconds that a candidate can save beside any groups: as `bound`, but sooner found, and no less."""
+        if self.price is None or self.is_asked(candidate):
+            return self.bound(candidate)
+        return self._alone_us(candidate.group) - candidate.least_us * self.margin_of(candidate)
 
     def bound(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """The most microseconds that a candidate can save, beside other groups."""
@@ -181,7 +192,7 @@ class Judge:
         ours = candidate.least_us * self.margin_of(candidate)
         alone_us = self._alone_us(candidate.group)
         # XLA's price of the program without the group takes longer to find, and may not be needed
-        return (alone_us if alone_us <= ours else self._shorter_us(candidate.group, others)) - ours
+        return (alone_us if alone_us <= ours else min(alone_us, self._shorter_us(candidate.group, others))) - ours
 
     def may_save(self, candidate: Candidate, others: Sequence[Group], more_than_us: float = 0.0) -> bool:
         """Could a candidate save more microseconds than some beside other groups, as far as is known before it is priced?"""
@@ -192,6 +203,10 @@ class Judge:
             return False
         ours = (price.us if isinstance(price, Price) else price) * self.margin_of(candidate)
         return self._alone_us(candidate.group) - ours > more_than_us and self.bound(candidate, others) > more_than_us
+
+    def saving_if_bound(self, candidate: Candidate) -> float | None:
+        """Returns what a candidate saves alone; None where its bound says that this is nothing, and it is not priced."""
+        return self.saving(candidate) if self.bound(candidate) > 0.0 else None
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.

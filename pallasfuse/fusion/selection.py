@@ -2,9 +2,10 @@
 
 A candidate's saving is at first a bound (nothing runs faster than its traffic and its arithmetic). Those that would be chosen are
 lowered and priced exactly, and the choice is made again, until it consists of exactly priced kernels only. No candidate
-that was left aside could have been better, since its bound was looked at.
+that was left aside could have been better, since its bound was looked at; but for those that are given up after many in vain.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 _EXACT = 18
@@ -91,19 +92,29 @@ def _greedy(numbers: Sequence[int], savings: Sequence[float], covers: Sequence[f
 
 
 def select(
-    bounds: Sequence[float], covers: Sequence[frozenset[str]], exact: Callable[[int], float]
-) -> tuple[list[int], list[float]]:
-    """The best disjoint candidates, and the savings by which they were chosen.
+    bounds: Sequence[float], covers: Sequence[frozenset[str]], exact: Callable[[int], float | None], most_in_vain: float = math.inf
+) -> tuple[list[int], list[float], frozenset[int]]:  # fmt: skip
+    """Returns the best disjoint candidates, the savings by which they were chosen, and those that were given up unseen.
 
-    bounds: the most that each can save. exact: what one saves, which takes longer to say; minus infinity where it cannot be.
+    bounds: the most that each can save. exact: what one saves, which takes longer to say; minus infinity where it cannot be, and
+    None where a better bound says that it is nothing. most_in_vain: after so many in a row that save nothing, what is not known is
+    given up; those of a better bound do not count.
     """
     savings = list(bounds)
     known: set[int] = set()
+    in_vain = 0
     while True:
         chosen = best_disjoint(savings, covers)
         unknown = [n for n in chosen if n not in known]
         if not unknown:
-            return chosen, savings
+            return chosen, savings, frozenset()
         for n in unknown:
-            savings[n] = min(savings[n], exact(n))
+            found = exact(n)
+            savings[n] = 0.0 if found is None else min(savings[n], found)
             known.add(n)
+            if found is not None:
+                in_vain = 0 if savings[n] > 0.0 else in_vain + 1
+        if in_vain >= most_in_vain:
+            given_up = frozenset(n for n, us in enumerate(savings) if us > 0.0 and n not in known)
+            savings = [0.0 if n in given_up else us for n, us in enumerate(savings)]
+            return best_disjoint(savings, covers), savings, given_up

@@ -57,6 +57,9 @@ _NEIGHBOUR_NS = {SUM: 0.4, MAX: 0.7, MIN: 0.7, OR: 0.25, AND: 0.25}
 """The time of one core for each of neighbouring integers or truth values that a loop reduces, in rows that are not written out.
 (Rows of 21 to 512 on one core, 2026-11-28: sums 0.13 to 0.36, of choices up to 1.9; largest and least 0.17 to 1.4; of truth values
 0.18 to 0.39.)"""
+_FEWER_ROWS_FIRST_NS = 0.3
+"""For each product of neighbours that a library sums, the time by which it takes longer if the first factor has fewer rows than the
+second. (Float32 of 14 shapes on two cores, 2026-11-29: 0.03 to 0.6.)"""
 _LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
 
@@ -176,8 +179,10 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     cores = _cores_for(work.simple + work.special + strided, device)
     sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
     reduced_ns = 0.0 if fusion.by_library else sum(map(_neighbours_ns, fusion.roots, fusion.bodies))
+    fewer = sum(map(_fewer_rows_first, fusion.roots, fusion.bodies)) if fusion.by_library else 0.0
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
+        Term("products with fewer rows first", fewer, "", 1e-3 * _FEWER_ROWS_FIRST_NS * fewer),
         Term("reduced neighbours", reduced_ns, "ns", 1e-3 * reduced_ns / cores),
         Term("transposed elements", fusion.turned, "", 1e-3 * _TURNED_NS * fusion.turned),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
@@ -186,6 +191,18 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     )  # fmt: skip
     own = thunk(cores, device)
     return Price(_joined(terms) + own.us, (*terms, own))
+
+
+def _fewer_rows_first(nest: Nest, body: Expr) -> float:
+    """Counts the products along neighbours that a library sums whose first factor is that of more results than the second's."""
+    if nest.reducer != SUM or nest.dtype != "float32" or not isinstance(body, Apply) or body.op != "mul":
+        return 0.0
+    space, (first, second) = (*nest.axes, *nest.reduced), body.args
+    last = innermost(order_of(space, body))
+    if last is None or last not in nest.reduced or last not in first.axes & second.axes:
+        return 0.0
+    kept = frozenset(nest.axes)
+    return volume(space) if volume(first.axes & kept) < volume(second.axes & kept) else 0.0
 
 
 def _neighbours_ns(nest: Nest, body: Expr) -> float:

@@ -18,7 +18,7 @@ from pallasfuse.price.block_work import examine
 from pallasfuse.price.gpu_library import memory_us, product_us
 from pallasfuse.price.ranges import FINDING_RANGES, hiding_nothing
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.without_loops import as_program
+from pallasfuse.price.without_loops import WITHOUT_LOOPS, as_program
 from pallasfuse.price.xla import price_xla
 from pallasfuse.price.xla_forms import LibraryProduct
 from pallasfuse.resources import triton
@@ -74,7 +74,11 @@ _priced = Recent(_found, most=16)
 def _on_cpu(program: TileProgram, device: Device) -> Price:
     """Returns the price of loops of XLA on a CPU; a kernel without loops is not cheaper than the same program of XLA's."""
     own, plain = cpu.price([program], device), as_program(program)
-    return own if plain is None else max(own, price_xla(plain, device), key=lambda p: p.us)
+    if plain is None:
+        return own
+    return max(own, price_xla(plain, device), key=lambda p: p.us) + Price(
+        0.0, (Term(WITHOUT_LOOPS, 1, "kernels", 0.0),)
+    )
 
 
 # --- tile programs as loops of XLA on a GPU: every trip is a few kernels, among them the library's products

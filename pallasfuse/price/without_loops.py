@@ -12,6 +12,8 @@ from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tile_orders import ranks, strided
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram
 
+WITHOUT_LOOPS = "without loops"
+"""The name of the term for kernels that XLA compiles as a program of its own: it takes no time, and counts them."""
 _OF_TILES = (Load, Let, Reduce, Contract, Store)
 
 

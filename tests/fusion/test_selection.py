@@ -70,12 +70,36 @@ def test_prices_are_exact_where_they_decide_and_the_choice_is_the_best_by_exact_
         asked.append(n)
         return exact[n]
 
-    chosen, savings = select(bounds, covers, price)
+    chosen, savings, given_up = select(bounds, covers, price)
+    assert not given_up
     assert len(asked) == len(set(asked)) and set(chosen) <= set(asked)
     assert sum(savings[n] for n in chosen) == pytest.approx(exhaustive(exact, covers))
 
 
 def test_a_candidate_without_a_kernel_makes_room_for_others():
     covers = [frozenset("ab"), frozenset("a"), frozenset("b")]
-    chosen, _ = select([10.0, 4.0, 3.0], covers, lambda n: float("-inf") if n == 0 else 2.0)
+    chosen, _, _ = select([10.0, 4.0, 3.0], covers, lambda n: float("-inf") if n == 0 else 2.0)
     assert chosen == [1, 2]
+
+
+def test_after_many_in_vain_the_others_are_given_up():
+    """The best bound first: what saves nothing is asked one after the other, and a saving begins the count again."""
+    covers = [frozenset([n]) if n == 3 else frozenset([n, "all"]) for n in range(8)]
+    bounds = [float(20 - n) for n in range(8)]
+    exact = {n: -1.0 for n in range(8)} | {3: 5.0, 6: 7.0}
+    asked = []
+
+    def price(n):
+        asked.append(n)
+        return exact[n]
+
+    assert select(bounds, covers, price, 3) == ([3], [-1.0, -1.0, -1.0, 5.0, -1.0, 0.0, 0.0, 0.0], frozenset({5, 6, 7}))
+    assert asked == [0, 3, 1, 2, 4]
+    assert select(bounds, covers, price, 5)[0] == [3, 6]
+
+
+def test_what_a_better_bound_tells_is_no_price_in_vain():
+    covers = [frozenset("a")] * 6
+    prices = {0: None, 1: -1.0, 2: None, 3: None, 4: None, 5: 2.0}
+    chosen, savings, given_up = select([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], covers, prices.__getitem__, 2)
+    assert (chosen, savings, given_up) == ([5], [0.0, -1.0, 0.0, 0.0, 0.0, 2.0], frozenset())

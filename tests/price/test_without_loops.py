@@ -10,11 +10,14 @@ import pytest
 import pallasfuse as pf
 from benchmarks import kernels
 from pallasfuse.device import assumed
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.judging import Judge
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel
-from pallasfuse.price.without_loops import as_program
+from pallasfuse.price.without_loops import WITHOUT_LOOPS, as_program
 from pallasfuse.price.xla import price_xla
 from pallasfuse.targets import find
 
@@ -100,3 +103,18 @@ def test_xla_s_price_is_the_larger_one_where_rows_are_read_again():
     device = assumed("cpu")
     plain = price_xla(as_program(program), device).us
     assert price_kernel([(program, XLA.on(device))]).us == plain > cpu.price([program], device).us
+
+
+@pytest.mark.parametrize(("rows", "margins"), [(24, (1.0, 1.25)), (100_000, (0.8, 1.25))], ids=["one block", "loops"])
+def test_a_clock_is_not_asked_about_a_kernel_without_loops_that_is_not_predicted_to_be_faster(rows, margins):
+    """Its price errs as that of XLA's program does, so that it is no chance for a clock."""
+    shape = jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+    (kernel,) = pf.fuse(jax.nn.softmax, options=pf.FuseOptions(target="xla", price=False)).explain(shape).kernels
+    price = price_kernel([(p.program, p.target) for p in kernel.phases])
+    assert any(t.name == WITHOUT_LOOPS for t in price.terms) == (rows == 24)
+    nothing = LoopProgram((), (), ())
+    found = []
+    for timed in (True, False):
+        target = replace(XLA, device=replace(XLA.device, price_error=1.25)).judged(timed=timed, one_device=True)
+        found.append(Judge(Graph(nothing), target, lambda *_: price).margin_for(kernel.group, price))
+    assert tuple(found) == margins

@@ -223,6 +223,25 @@ def test_loops_reduce_neighbouring_integers_one_after_the_other(function, dtype,
     assert found == pytest.approx(each_ns * 512 * 4096)
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes", "counted"),
+    [
+        (lambda v, w: (v * w).sum(-1), ((4096,), (512, 4096)), 512 * 4096),
+        (lambda v, w: (jnp.exp(v) * w).sum(-1), ((4, 1, 256), (4, 64, 256)), 4 * 64 * 256),
+        (lambda v, w: (w * v).sum(-1), ((4096,), (512, 4096)), 0),
+        (lambda v, w: (v * w).sum(-1), ((512, 1), (512, 4096)), 0),
+        (lambda v, w: (v * w).sum(0), ((4096,), (512, 4096)), 0),
+        (lambda v, w: (v * w).max(-1), ((4096,), (512, 4096)), 0),
+        (lambda v, w: (v + w).sum(-1), ((4096,), (512, 4096)), 0),
+    ],
+)
+def test_the_library_is_slow_where_the_first_factor_has_fewer_rows(function, shapes, counted):
+    program = convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))).program
+    terms = {t.name: t for t in price_xla(program, CPU).terms}
+    found = terms["products with fewer rows first"]
+    assert found.amount == counted and found.us == pytest.approx(0.3e-3 * counted)
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.int32, jnp.float32])
 @pytest.mark.parametrize("reduced", [jnp.sum, jnp.max])
 def test_what_sums_integers_is_no_library(reduced, dtype):
