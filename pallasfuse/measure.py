@@ -41,8 +41,8 @@ class Measured:
 
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
-    they ran. `too_large`: how much memory those take that were not run for that. `skipped`: why nothing was timed. `seconds`:
-    what it took, compilation included, without waiting for other processes.
+    they ran. `too_large`: how much memory those take that take too much, and were not run for that unless asked for. `skipped`: why
+    nothing was timed. `seconds`: what it took, compilation included, without waiting for other processes.
     `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
     kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured.
     """
@@ -69,6 +69,7 @@ def compare(
     executables: Executables | None = None,
     parts: bool = False,
     most_memory: float = math.inf,
+    runs_larger: bool = False,
     below: Sequence[int | None] = (),
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
@@ -78,7 +79,8 @@ def compare(
     the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
     decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
     against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
-    memory as the first one are not run, unless it is little more. below: as of `samples.drawn`.
+    memory as the first one are not run, unless it is little more. runs_larger: they are run, and named all the same. below: as of
+    `samples.drawn`.
     """
     start = time.perf_counter()
     times = _times(device, expected_us)
@@ -86,7 +88,7 @@ def compare(
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     too_large = _too_large(programs, most_memory)
-    usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}
+    usable = {n: p for n, p in programs.items() if n not in uncompiled and (runs_larger or n not in too_large)}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
     waiting = time.perf_counter()

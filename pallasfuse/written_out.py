@@ -64,10 +64,16 @@ def forms(
     Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. with_kernels: as of `Decomposer`.
     measure: as of `fastest`.
     """
-    device = target.device
+    device, larger = target.device, list[Jaxpr]()
 
-    def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
-        return _is_faster(written, other, target.device, at_hand, measure)
+    def clock(written: Jaxpr, other: Jaxpr, *, within_memory: bool = False) -> bool | None:
+        known = _compared_operation(written, other, target.device, at_hand, measure)
+        if known is None or "skipped" in known:
+            return None
+        if known.get("faster") and known.get("larger"):
+            larger.append(other)
+            return not within_memory
+        return bool(known.get("faster"))
 
     decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude), with_kernels)
     if measure:
@@ -77,9 +83,15 @@ def forms(
     if decomposed is jaxpr:
         return unrolled
     found = {_OPERATIONS: decomposed} | {f"{_OPERATIONS}, {words}": form for words, form in unrolled.items()}
-    fewer = replace(decomposer, short_axes=False).of(jaxpr)  # no clock has seen the axes alone
-    if fewer is not jaxpr and whole_key(fewer) != whole_key(decomposed):
-        found[f"{_OPERATIONS}, but for short axes"] = fewer
+    # where the program computes what an operation alone has in memory, it may take no more; else there is the form without
+    within = replace(decomposer, clock=partial(clock, within_memory=True), _known={}) if larger else decomposer
+    others = {
+        f"{_OPERATIONS}, but for those that take more memory": within.of(jaxpr),
+        f"{_OPERATIONS}, but for short axes": replace(decomposer, short_axes=False).of(jaxpr),  # no clock has seen them alone
+    }  # fmt: skip
+    for words, form in others.items():
+        if form is not jaxpr and whole_key(form) not in map(whole_key, found.values()):
+            found[words] = form
     return found
 
 
@@ -119,22 +131,24 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
     return {"scan": (of_loop,)} if target.writes_kernels else {}
 
 
-def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measure: bool) -> bool | None:
-    """Is the second of two programs of one operation faster by the clock? None: nobody knows. One that does not run is not.
+def _compared_operation(
+    written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measure: bool
+) -> Mapping[str, Any] | None:
+    """Returns how two programs of one operation compare by the clock; None where nobody knows. One that does not run is not faster.
 
-    numbers: of the device, as plans have them. measure: as of `fastest`.
+    `larger`: the second takes clearly more memory. numbers: of the device, as plans have them. measure: as of `fastest`.
     """
     store = current()
     identity = _identity(written, other, device)
     known = store.get(identity)
     if known is None and measure:
-        found = _compared(written, {_OPERATIONS: other}, device, _OPERATION_S)
+        found = _compared(written, {_OPERATIONS: other}, device, _OPERATION_S, runs_larger=True)
         error = _error_of(found, _OPERATIONS)
         timed = _OPERATIONS in found.microseconds
         entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
-        if _OPERATIONS in found.too_large:
-            entry = {"too_large": found.too_large[_OPERATIONS]}
-        lasts = timed or _OPERATIONS in found.uncompiled or _OPERATIONS in found.too_large
+        if timed and _OPERATIONS in found.too_large:
+            entry["larger"] = True
+        lasts = timed or _OPERATIONS in found.uncompiled
         if error:
             entry = {"error": error}
             loops = loops_as_kernels(other)
@@ -145,14 +159,12 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
                 f"pallasfuse: {what} does not run on {device.device_kind}: {error}; XLA's own is used", stacklevel=2
             )
         known = store.update(identity, lambda _: entry, on_disk=lasts)
-    if known is None or "skipped" in known:
-        return None
-    return bool(known.get("faster"))
+    return known
 
 
 def _identity(written: Jaxpr, other: Jaxpr, device: Any) -> Identity:
     operation = {"operation": whole_key(written), "parts": _key(other)}
-    return {**environment(device), "of": "an operation in parts", **operation}
+    return {**environment(device), "of": "an operation in parts, whatever it takes", **operation}
 
 
 def _key(form: Jaxpr) -> str:
@@ -324,11 +336,14 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
     return whole.ours_us if whole.kept else by_xla_us
 
 
-def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float) -> Measured:
+def _compared(
+    jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float, *, runs_larger: bool = False
+) -> Measured:
     timed = partial(
         compare,
         budget_s=budget_s,
         most_memory=_MORE_MEMORY,
+        runs_larger=runs_larger,
         executables=executables_of_task(),
         below=index_ranges(jaxpr.eqns, jaxpr.invars),
     )

@@ -406,3 +406,12 @@ def test_what_takes_much_more_memory_is_not_run(monkeypatch):
     little = {"first": Program(1), "second": Program(64), "third": Program(66)}
     assert measure._too_large(little, 1.1) == {"third": "it takes 66 MiB of memory, more than 65"}
     assert measure._too_large(little, math.inf) == {}
+
+
+@pytest.mark.parametrize("runs_larger", [False, True])
+def test_what_takes_more_memory_is_named_and_run_where_that_is_asked_for(monkeypatch, runs_larger):
+    monkeypatch.setattr(measure, "_too_large", lambda programs, most: {"once": "it takes more"} if most == 1.1 else {})
+    found = compare({"often": often, "once": once}, [SMALL], most_memory=1.1, runs_larger=runs_larger)
+    assert found.too_large == {"once": "it takes more"}
+    assert ("once" in found.microseconds) == runs_larger
+    assert not compare({"often": often, "once": once}, [SMALL]).too_large

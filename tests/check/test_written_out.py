@@ -244,3 +244,34 @@ def test_what_takes_too_much_memory_is_no_failure_and_is_remembered(monkeypatch,
         (verdict,) = (v for v in fused.explain(X).verdicts if v.subject == WRITTEN_OUT)
         assert not verdict.kept and "too much memory: it takes 134 MiB" in verdict.reason
     assert len(compared) == 1 and not [w for w in recwarn if "pallasfuse" in str(w.message)]
+
+
+def cubes(x, i):
+    """A power and places of largest numbers, which are written in other ways on a CPU."""
+    return x**1.5, jnp.argmax(i, -1)
+
+
+@pytest.mark.parametrize(
+    ("larger", "counts"), [((), [(0, 0)]), (("pow",), [(0, 0), (1, 0)]), (("pow", "argmax"), [(0, 0)])]
+)
+def test_what_takes_more_memory_alone_may_take_none_in_the_program(monkeypatch, larger, counts):
+    """Both forms are for the clock that sees the whole program; where all operations take more, the other one is the program."""
+
+    def compare(functions, *_, **options):
+        written, other = functions
+        names = {e.primitive.name for e in jax.make_jaxpr(functions[written])(*options["avals"]).eqns}
+        too_large = {other: "it takes 134 MiB of memory"} if names & set(larger) else {}
+        return Measured({written: 50.0, other: 25.0}, other, frozenset({other}), seconds=0.1, too_large=too_large)
+
+    def with_avals(functions, avals, *rest, **options):
+        assert options["runs_larger"]
+        return compare(functions, avals, *rest, avals=avals, **options)
+
+    monkeypatch.setattr(written_out, "compare", with_avals)
+    shapes = jax.ShapeDtypeStruct((512, 4096), jnp.float32), jax.ShapeDtypeStruct((512, 4096), jnp.float32)
+    jaxpr = jax.make_jaxpr(cubes)(*shapes)
+    for _ in range(2):  # what is known says it again
+        found = written_out.forms(jaxpr, find("xla").on(assumed("cpu")), jax.devices()[0])
+        names = [[e.primitive.name for e in form.eqns] for form in found.values()]
+        assert [(n.count("pow"), n.count("argmax")) for n in names] == counts
+    assert ("take more memory" in " ".join(found)) == (len(counts) > 1)
