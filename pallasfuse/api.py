@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
 import jax
 import numpy as np
 
-from pallasfuse import _compat
+from pallasfuse import _compat, leaving
 from pallasfuse.algorithms import for_platform
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.first_time import IMPORTS, Once
@@ -244,10 +244,10 @@ class FusedFunction[**P, R]:
         options = options_here(self._options)
         with IMPORTS:
             from pallasfuse.loop_invariants import outside_of_loop
-            from pallasfuse.primitive import call_fused, call_typed, stays_whole
+            from pallasfuse.primitive import call_fused, call_typed
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
-        whole = stays_whole(jaxpr)
+        whole = leaving.stays_whole(jaxpr)
         if whole is not None:  # it keeps the original function, in its order
             if options.strict:
                 raise FusionError(f"strict: {self._name} has {whole}, and stays with XLA as a whole: move them out of the fused "

@@ -1,10 +1,12 @@
-"""`leave`: what a user wants XLA to compile inside a fused function, as a call that the frontend keeps."""
+"""What stays with XLA: by `leave`, where a user wants it, as a call that the frontend keeps; and functions as a whole."""
 
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, overload
 
 import jax
+
+from pallasfuse._compat import Jaxpr
 
 _MARK = "pallasfuse_leave_"
 """The name of a call that is left begins so: JAX keeps the name of a call under every transformation."""
@@ -66,3 +68,15 @@ def leave(
 def left_function(call_name: Any) -> str | None:
     """Returns the name of the function that `leave` has marked, from the name of a call; None for other calls."""
     return call_name.removeprefix(_MARK) if isinstance(call_name, str) and call_name.startswith(_MARK) else None
+
+
+def stays_whole(jaxpr: Jaxpr) -> str | None:
+    """Returns what in a function keeps it with XLA as a whole; None if nothing does."""
+    if jaxpr.effects:
+        return f"side effects or collectives ({', '.join(map(str, jaxpr.effects))})"
+    # such an operation has no equations yet, and JAX asks whatever is around it for a rule
+    return (
+        "operations that JAX itself makes equations of later (lax.custom_root)"
+        if getattr(jaxpr, "is_high", False)
+        else None
+    )

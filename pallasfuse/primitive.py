@@ -35,7 +35,14 @@ from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
-from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, predicted_us, surely_faster
+from pallasfuse.written_out import (
+    cannot_win_as_it_is,
+    chosen_form,
+    is_faster_as_it_is,
+    may_lose_kernels,
+    predicted_us,
+    surely_faster,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,13 +206,11 @@ class FusedCall:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
             judged = self.judged(target, device)
             loses = self._may_lose_kernels(other.jaxpr, judged)
-            if loses or any(fused_calls(other.jaxpr)) or self.with_bodies(judged)[1]:
+            may_win = loses or any(fused_calls(other.jaxpr)) or self.with_bodies(judged)[1]
+            if may_win and not cannot_win_as_it_is(self.plan(judged), plan, verdict):
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if (loses and not (verdict and verdict.ours_us)) or is_faster_as_it_is(own, plan, verdict):
-                    plan = own
-                    verdict = verdict and replace(
-                        verdict, kept=False, reason=f"{verdict.reason}; its kernels gain more as it is"
-                    )
+                    plan, verdict = own, verdict and verdict.overruled("its kernels gain more as it is")
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
     def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":
@@ -400,18 +405,6 @@ def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tupl
         raise TargetError(f"target {target.name!r} writes kernels for one kind of GPU, and none of {platform} is at hand: name one "
                           "by jax.sharding.use_abstract_mesh, with a mesh that has an abstract_device")  # fmt: skip
     return target, _compat.on_abstract_gpu(target.device.kind, target.multiprocessors)
-
-
-def stays_whole(jaxpr: Jaxpr) -> str | None:
-    """Returns what in a function keeps it with XLA as a whole; None if nothing does."""
-    if jaxpr.effects:
-        return f"side effects or collectives ({', '.join(map(str, jaxpr.effects))})"
-    # such an operation has no equations yet, and JAX asks whatever is around it for a rule
-    return (
-        "operations that JAX itself makes equations of later (lax.custom_root)"
-        if getattr(jaxpr, "is_high", False)
-        else None
-    )
 
 
 for _platform in PLATFORMS:

@@ -1,7 +1,7 @@
 """Verdicts say what a clock found about a plan: one for each kernel, and one for the whole call."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 WHOLE_CALL = "the whole call"
@@ -43,6 +43,10 @@ class Verdict:
     def speedup(self) -> float:
         """How many times as long XLA's own takes; 1 where nothing was measured."""
         return 1.0 if not self.ours_us or self.xla_us is None else self.xla_us / self.ours_us
+
+    def overruled(self, why: str) -> "Verdict":
+        """Returns the verdict on what was faster by itself, and is not used for another reason."""
+        return replace(self, kept=False, reason=f"{self.reason}; {why}")
 
     def __str__(self) -> str:
         if self.ours_us is None or self.xla_us is None:

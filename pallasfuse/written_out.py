@@ -47,6 +47,8 @@ _OF_KERNELS = ("concatenate", "dot_general")
 choices and sums that may stand for these they only compute."""
 _CLEARLY = 1.03
 """Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
+_MOST_SAVED = 2.0
+"""Kernels save at most so many times what is predicted: prices of 95% of them are within a factor of two."""
 _OPERATIONS = "operations in parts"
 _FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
@@ -320,6 +322,19 @@ def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
         if times[0] is not None and times[1] is not None:
             return _CLEARLY * times[0] < times[1]
     return predicted_us(own) < predicted_us(other)
+
+
+def cannot_win_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
+    """Would the kernels of a program as it is have to save more than they could, to win over a form of it by the clock?
+
+    Then they are not timed. own: the plan of the program as it is, before its check. other, verdict: as of `is_faster_as_it_is`.
+    """
+    in_other_order = own.rewritings or own.outdoes or own.converted.terms_apart  # XLA may take less for that
+    if verdict is None or verdict.ours_us is None or verdict.xla_us is None or own.bodies or in_other_order:
+        return False
+    other_us = _measured_us(other, verdict.ours_us)
+    saved_us = sum(max(0.0, k.replaced.us - k.price.us) for k in own.kernels)
+    return other_us is not None and _CLEARLY * (verdict.xla_us - _MOST_SAVED * saved_us) >= other_us
 
 
 def _measured_us(plan: Plan, by_xla_us: float) -> float | None:

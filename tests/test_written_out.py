@@ -10,11 +10,17 @@ import pallasfuse as pf
 from pallasfuse.first_time import Once
 from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.plan import Plan
+from pallasfuse.plan import Body, Plan
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import default_for
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
-from pallasfuse.written_out import is_faster_as_it_is, may_lose_kernels, predicted_us, surely_faster
+from pallasfuse.written_out import (
+    cannot_win_as_it_is,
+    is_faster_as_it_is,
+    may_lose_kernels,
+    predicted_us,
+    surely_faster,
+)
 
 H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
 PRICED = pf.FuseOptions(check=False, price=True)
@@ -65,6 +71,29 @@ def test_the_clock_decides_between_kernels_and_a_form(subject, own_us, faster):
     own = replace(own, verdicts=(Verdict(subject, True, "", own_us, 100.0),))
     form = replace(own, kernels=(), verdicts=())
     assert is_faster_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == faster
+
+
+@pytest.mark.parametrize(
+    ("form_us", "saved_us", "changes", "certain"),
+    [
+        (60.0, 10.0, {}, True),
+        (60.0, 25.0, {}, False),
+        (90.0, 10.0, {}, False),
+        (None, 10.0, {}, False),
+        (60.0, 10.0, {"outdoes": True}, False),
+    ],
+    ids=["too little", "twice that may suffice", "the form saves little", "no clock", "in another order"],
+)
+def test_kernels_are_not_timed_that_would_have_to_save_more_than_they_can(form_us, saved_us, changes, certain):
+    """XLA takes 100 microseconds for the program as it is: 55 of them would have to be saved for a form that takes 60."""
+    own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
+    (kernel,) = own.kernels
+    kernel = replace(kernel, replaced=replace(kernel.replaced, us=kernel.price.us + saved_us))
+    own = replace(own, kernels=(kernel,), **changes)
+    form = replace(own, kernels=(), verdicts=())
+    assert cannot_win_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0)) == certain
+    in_a_loop = replace(own, bodies=(Body(0, "scan", own),))
+    assert not cannot_win_as_it_is(in_a_loop, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0))
 
 
 def test_kernels_in_bodies_of_loops_are_kept():
