@@ -69,7 +69,7 @@ def compare(
     executables: Executables | None = None,
     parts: bool = False,
     most_memory: float = math.inf,
-    runs_larger: bool = False,
+    runs_up_to: float = 0.0,
     below: Sequence[int | None] = (),
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
@@ -79,8 +79,8 @@ def compare(
     the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
     decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
     against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
-    memory as the first one are not run, unless it is little more. runs_larger: they are run, and named all the same. below: as of
-    `samples.drawn`.
+    memory as the first one are not run, unless it is little more. runs_up_to: those that take up to so many times as much are
+    run, and named all the same. below: as of `samples.drawn`.
     """
     start = time.perf_counter()
     times = _times(device, expected_us)
@@ -88,7 +88,8 @@ def compare(
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     too_large = _too_large(programs, most_memory)
-    usable = {n: p for n, p in programs.items() if n not in uncompiled and (runs_larger or n not in too_large)}
+    left_out = too_large.keys() & _too_large(programs, runs_up_to or most_memory)
+    usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in left_out}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
     waiting = time.perf_counter()

@@ -90,7 +90,7 @@ def placed_on(
 ) -> Placed | str:
     """Places a group on the first of the targets that stand in for each other, or says why there is none.
 
-    patience: where nothing is found near so many microseconds, no long search goes on, and there may be none.
+    patience: where nothing is found near so many microseconds, no long search goes on.
     """
     if not chosen.folds:
         trees = list(_by_trees(chosen, target, tensors, options, patience))
@@ -100,7 +100,7 @@ def placed_on(
     for candidate in _in_turn(target):
         reason = unsuited(chosen, candidate, by_name=candidate == target)
         if reason is None:
-            schedule, phases, reason = _fastest(chosen, candidate, tensors, options, patience)
+            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
             if reason is None and options.warps is None:
                 phases = with_warps_by_price(phases)
                 schedule = replace(schedule, warps=phases[0].program.warps)
@@ -259,7 +259,7 @@ def _in_turn(target: Target) -> Iterator[Target]:
 
 
 def _fastest(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """The schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
 
@@ -283,10 +283,7 @@ def _fastest(
             refused = refused or (schedule, phases, problem)
             continue
         if target.searches_tiles and not options.parts:
-            schedule, phases, problem = with_cheapest_tiles(chosen, schedule, phases, tensors, options, patience)
-            if problem is not None:
-                refused = refused or (schedule, phases, problem)
-                continue
+            schedule, phases = with_cheapest_tiles(chosen, schedule, phases, tensors, options)
             programs = [p.program for p in phases]
         share = visited_shares(programs)[0]
         if options.parts is None and not target.cluster:
@@ -345,7 +342,7 @@ def _with_ranges(
             if not any(p.program.ranges for p in phases):
                 return None
             if target.searches_tiles:
-                schedule, phases, _ = with_cheapest_tiles(chosen, schedule, phases, tensors, options)
+                schedule, phases = with_cheapest_tiles(chosen, schedule, phases, tensors, options)
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             share = visited_shares([p.program for p in phases])[0]
             return _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
@@ -405,7 +402,7 @@ def _with_smaller_tiles(
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """Returns the largest tiles below refused ones that are not too large, where that is what they were refused for.
 
-    Where the least ones are too large, none is lowered between them."""
+    Where those of the fewest elements are too large, none is lowered between them."""
     listed, phases, _ = refused
     target = phases[0].target
     if not any(map(too_large, phases)):

@@ -163,10 +163,8 @@ class Places:
             placed = self._placed_on(group, patience)
             found = _Ranked(placed, tokens, Later(lambda: _price(placed)))
             self.planned.groups.setdefault(form, []).append((patience, found))
-            if not patience.decided:
-                self._of_equal[form] = found
-        if isinstance(found.placed, Placed):
-            # else it may have been given up early, and says nothing to who would wait longer
+        if group.folds or isinstance(found.placed, Placed):
+            # else it was given up early, and says nothing to who would wait longer
             self._of_equal[form] = found
         if isinstance(found.placed, str) or found.tokens == tokens:
             text = self._renamed(group, found, tokens, most_us)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pallasfuse.decisions import Phase
-from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
@@ -12,22 +11,16 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.phases import lowered_phases, us_of
 from pallasfuse.price import cpu
 from pallasfuse.price.ranges import hiding_nothing
-from pallasfuse.searched import Patience
 from pallasfuse.tiling.choose import fixed_axes
 from pallasfuse.tiling.descent import cheapest
 
-_ABOUT = 1.1
-"""A price that is found without another lowering is at most so many times the exact one."""
-
 
 def with_cheapest_tiles(
-    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions,
-    patience: Patience | None = None,
-) -> tuple[Schedule, tuple[Phase, ...], str | None]:  # fmt: skip
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...]]:
     """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower.
 
-    Along axes of ranges it stays: large tiles would cost nothing where masks hide nothing, and hide nothing. patience: of whoever
-    wants no kernel that takes longer. What comes last says that this one would, with any tiles.
+    Along axes of ranges it stays: large tiles would cost nothing where masks hide nothing, and hide nothing.
     """
     asked = {name for name, _ in options.tiles}
     listed = {**dict(schedule.grid), schedule.rolled: schedule.rolled_tile}
@@ -35,30 +28,22 @@ def with_cheapest_tiles(
     fixed |= frozenset(a for p in phases for r in p.program.ranges for a in (r.axis, *r.left.axes))
     free = [a for a in listed if a.name not in asked and a not in fixed]
     if not free or schedule.parts > 1 or len(phases) > 1:
-        return schedule, phases, None
+        return schedule, phases
     (phase,) = phases
     looped = replace(schedule, rolled_tile=min(schedule.rolled_tile, -(-schedule.rolled.extent // 2)))
     template = phases if looped == schedule else lowered_phases(chosen, looped, phase.target, tensors)
     if template is None:
-        return schedule, phases, None
+        return schedule, phases
     whole = {a: a.extent if a in free else t for a, t in listed.items()}
     rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
 
     price = cpu.price_by_tiles(hiding_nothing(template[0].program), phase.target.device)
-    best, us = cheapest([listed, rows, whole], lambda tiles: price(tiles).us, free)
-    is_given_up = patience is not None and _has_loops(best) and not patience.allows(us, _ABOUT)
-    # what has no loops may take less: its price is that of another program
-    if patience is not None and is_given_up and (_has_loops(listed) or not patience.allows(us_of(phases))):
-        return schedule, phases, f"its kernel would take {us:.3g} us"
+    best = cheapest([listed, rows, whole], lambda tiles: price(tiles).us, free)
     if best == listed:
-        return schedule, phases, None
+        return schedule, phases
     other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])
     again = lowered_phases(chosen, other, phase.target, tensors)
     if again is None:
-        return schedule, phases, None
+        return schedule, phases
     own, better = (us_of(of) for of in (phases, again))
-    return (other, again, None) if better < own else (schedule, phases, None)
-
-
-def _has_loops(tiles: Mapping[Axis, int]) -> bool:
-    return any(tile < axis.extent for axis, tile in tiles.items())
+    return (other, again) if better < own else (schedule, phases)

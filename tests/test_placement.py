@@ -14,8 +14,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.phases import phases_of, refused_alike
 from pallasfuse.pipeline import make_plan
 from pallasfuse.placement import placed_on
-from pallasfuse.searched import Patience
-from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
+from pallasfuse.targets import MOSAIC_GPU, TRITON
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.descent import smaller
 
@@ -143,18 +142,6 @@ def group_of(function, target, *arrays):
     plan = make_plan(jax.make_jaxpr(function)(*arrays).jaxpr, target, FuseOptions(check=False, price=False))
     (kernel,) = plan.kernels
     return kernel.group, {t.name: Tensor(t.name, t.axes, t.dtype) for t in plan.converted.program.definitions()}
-
-
-@pytest.mark.parametrize(("most_us", "is_placed"), [(1e9, True), (1.0, False)])
-def test_a_cpu_kernel_that_would_take_longer_with_any_tiles_is_given_up(most_us, is_placed):
-    heads = [jax.ShapeDtypeStruct((1, 4096, 4, 64), jnp.float32)] * 3
-    patience = Patience(most_us)
-    group, tensors = group_of(unmasked, XLA_CPU, *heads)
-    found = placed_on(group, XLA_CPU, tensors, FuseOptions(check=False), patience)
-    assert isinstance(found, Placed) == is_placed
-    assert is_placed or "its kernel would take" in found
-    # who would wait longer asks again; who would wait less is answered alike
-    assert patience.decides_as(0.5 * most_us) and patience.decides_as(2e9) == is_placed
 
 
 def test_nothing_is_lowered_between_tiles_where_the_least_ones_are_too_large(monkeypatch):

@@ -2,7 +2,7 @@
 
 XLA's library for CPUs takes a sum of products along neighbours for products of rows, and is fast where the second ones are the same
 for many of the first. Where `v * w` is written instead of `w * v`, for a vector and a matrix, it takes 1.3 to 8 times as long. The
-result is the same: an order of two factors rounds nothing.
+products are the same; the library may sum them in another order.
 """
 
 import math
@@ -48,8 +48,9 @@ def sums_of_products(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
 def with_more_rows_first(
     eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]
 ) -> Reordered | None:
-    """A product whose first operand has fewer rows than the second, and a sum along them, with the second first; None for others,
-    and for other types than float32, for which the order does not matter. Neither has a transposition before it: what looks like a
+    """A product whose first operand has fewer rows than the second, and a sum along them, with the second first; None for others.
+
+    Only products of float32: of other types nothing is known to be gained. And none of what is transposed before: what looks like a
     row is none in memory then.
 
     makers: the equations that make the variables of the program. sums: as of `sums_of_products`.

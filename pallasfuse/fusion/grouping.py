@@ -40,7 +40,7 @@ def joined(parts: Sequence[Grouping]) -> Grouping:
 
 _MOST_IN_VAIN = 64
 """So many kernels of a segment are priced in a row that save nothing; then the others are given up. (Before one that was chosen,
-130 segments of ten programs on a CPU had at most 39 of them, 99% at most 24.)"""
+130 segments of ten programs on a CPU had at most 39 of them, 99% at most 24; 2026-11-29.)"""
 _GIVEN_UP = f"{_MOST_IN_VAIN} kernels of this part, one after the other, would not be faster: no more are looked at"
 
 
@@ -107,6 +107,7 @@ def group_segment(choice: Choice) -> Grouping:
             open_ones = [name for name in candidate.group.heads if name not in reasons]
             why = _GIVEN_UP if n in given_up else why_not(judge, candidate) if open_ones else ""
             reasons |= dict.fromkeys(open_ones, why)
+    seen = [candidate for n, candidate in enumerate(found) if n not in given_up]
     chosen: list[Candidate] = []
     for candidate in sorted((found[n] for n in numbers), key=lambda c: -judge.saving(c)):
         joined = _join(graph, chosen, candidate, target, judge)
@@ -116,11 +117,11 @@ def group_segment(choice: Choice) -> Grouping:
         else:
             chosen = joined
     chosen = _with_trees(graph, chosen, choice.trees_of_listed, target, judge)
-    chosen = _with_more(graph, chosen, found, target, judge)
-    chosen = _exchanged(graph, chosen, found, target, judge)
+    chosen = _with_more(graph, chosen, seen, target, judge)
+    chosen = _exchanged(graph, chosen, seen, target, judge)
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen) or any(c.again for c in found):
-        ranked = sorted(range(len(found)), key=lambda n: -savings[n])
+        ranked = sorted((n for n in range(len(found)) if n not in given_up), key=lambda n: -savings[n])
         chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
     groups = _in_order(graph, chosen)
     assert groups is not None

@@ -149,11 +149,8 @@ class Judge:
         return ONE_KERNEL if self.price is None else self.price(group, math.inf)
 
     def _most_us(self, candidate: Candidate) -> float:
-        """The time with which a kernel would save nothing: one with folds beside any others, one without by itself."""
-        if self.is_asked(candidate):
-            return math.inf
-        group = candidate.group
-        return (self._alone_us(group) if group.folds else self.replaced_us(group)) / self.margin_of(candidate)
+        """The time with which a kernel would save nothing."""
+        return math.inf if self.is_asked(candidate) else self.replaced_us(candidate.group) / self.margin_of(candidate)
 
     def margin_of(self, candidate: Candidate) -> float:
         """The factor by which XLA's price must exceed a candidate's.
@@ -178,7 +175,9 @@ class Judge:
         return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
 
     def bound_alone(self, candidate: Candidate) -> float:
-        """The most microseconds that a candidate can save beside any groups: as `bound`, but sooner found, and no less."""
+        """The most microseconds that a candidate can save beside any groups: XLA's time for its work alone, less its least one.
+
+        It is found sooner than `bound`."""
         if self.price is None or self.is_asked(candidate):
             return self.bound(candidate)
         return self._alone_us(candidate.group) - candidate.least_us * self.margin_of(candidate)

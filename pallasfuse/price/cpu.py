@@ -179,7 +179,7 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     cores = _cores_for(work.simple + work.special + strided, device)
     sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
     reduced_ns = 0.0 if fusion.by_library else sum(map(_neighbours_ns, fusion.roots, fusion.bodies))
-    fewer = sum(map(_fewer_rows_first, fusion.roots, fusion.bodies)) if fusion.by_library else 0.0
+    fewer = sum(map(_fewer_rows_first, fusion.roots, fusion.bodies))
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("products with fewer rows first", fewer, "", 1e-3 * _FEWER_ROWS_FIRST_NS * fewer),
@@ -194,7 +194,7 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
 
 
 def _fewer_rows_first(nest: Nest, body: Expr) -> float:
-    """Counts the products along neighbours that a library sums whose first factor is that of more results than the second's."""
+    """Counts the products of neighbours that a library sums, where the first factor has fewer rows than the second."""
     if nest.reducer != SUM or nest.dtype != "float32" or not isinstance(body, Apply) or body.op != "mul":
         return 0.0
     space, (first, second) = (*nest.axes, *nest.reduced), body.args

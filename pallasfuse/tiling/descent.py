@@ -17,10 +17,8 @@ def sizes(axis: Axis) -> list[int]:
     return [1 << n for n in range((axis.extent - 1).bit_length())] + [axis.extent]
 
 
-def cheapest(
-    starts: Sequence[Tiles], price: Callable[[Tiles], float], free: Iterable[Axis]
-) -> tuple[Tiles, float]:  # fmt: skip
-    """Returns the cheapest tiles found from some starts, and their price.
+def cheapest(starts: Sequence[Tiles], price: Callable[[Tiles], float], free: Iterable[Axis]) -> Tiles:
+    """Returns the cheapest tiles found from some starts.
 
     price: in any unit. free: the axes whose tiles may change.
     """
@@ -39,7 +37,7 @@ def cheapest(
         if of(better) >= of(at):
             break
         at = better
-    return at, of(at)
+    return at
 
 
 def _neighbours(tiles: Tiles, axes: Sequence[Axis]) -> Iterable[Tiles]:

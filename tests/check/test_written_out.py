@@ -264,7 +264,7 @@ def test_what_takes_more_memory_alone_may_take_none_in_the_program(monkeypatch, 
         return Measured({written: 50.0, other: 25.0}, other, frozenset({other}), seconds=0.1, too_large=too_large)
 
     def with_avals(functions, avals, *rest, **options):
-        assert options["runs_larger"]
+        assert options["runs_up_to"] == 4.0
         return compare(functions, avals, *rest, avals=avals, **options)
 
     monkeypatch.setattr(written_out, "compare", with_avals)
@@ -275,3 +275,33 @@ def test_what_takes_more_memory_alone_may_take_none_in_the_program(monkeypatch, 
         names = [[e.primitive.name for e in form.eqns] for form in found.values()]
         assert [(n.count("pow"), n.count("argmax")) for n in names] == counts
     assert ("take more memory" in " ".join(found)) == (len(counts) > 1)
+
+
+@pytest.mark.parametrize("larger", [True, False])
+def test_an_operation_that_takes_too_much_memory_is_not_run_alone_and_stays(monkeypatch, larger):
+    def compare(functions, *_, **__):
+        _, other = functions
+        return Measured(too_large={other: "it takes much"} if larger else {}, skipped="nothing else compiles")
+
+    monkeypatch.setattr(written_out, "compare", compare)
+    jaxpr = jax.make_jaxpr(cubes)(*[jax.ShapeDtypeStruct((512, 4096), jnp.float32)] * 2)
+    found = written_out.forms(jaxpr, find("xla").on(assumed("cpu")), jax.devices()[0])
+    assert bool(found) != larger  # where nobody knows, the price decides
+
+
+@pytest.mark.parametrize("cannot_win", [True, False])
+def test_kernels_of_the_program_as_it_is_are_timed_if_they_may_win_over_a_form(monkeypatch, cannot_win):
+    monkeypatch.setattr(written_out, "compare", Clock(2.0))
+    monkeypatch.setattr(primitive, "may_lose_kernels", lambda *_: True)
+    monkeypatch.setattr(primitive, "cannot_win_as_it_is", lambda *_: cannot_win)
+    settled = []
+    monkeypatch.setattr(primitive, "settled", lambda plan, *_, **__: settled.append(plan) or plan)
+
+    def function(x):
+        return jax.nn.softmax(x**1.5, -1)
+
+    fused, x = pf.fuse(function), np.full((64, 4096), 2.0, "float32")
+    np.testing.assert_allclose(fused(x), function(x), rtol=1e-5)
+    powers = [sum(e.primitive.name == "pow" for e in p.converted.original.eqns) for p in settled]
+    assert powers == ([0] if cannot_win else [0, 1])
+    assert fused.explain(x).written_out

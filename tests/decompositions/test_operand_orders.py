@@ -38,6 +38,8 @@ def first_operands(jaxpr):
         (lambda v, w: (v * w).sum(-1), (SHARED, BATCH)),
         (lambda v, w: (v * w).sum((0, -1)), (ROW[:256], BATCH)),
         (lambda v, w: (v * w).sum(-1), (FEW, MANY)),
+        (lambda v, w: (v * w).sum((0, 2)), (drawn(64, 1, 256), drawn(1, 8, 256))),
+        (lambda v, w: (jnp.broadcast_to(jnp.broadcast_to(v, (4, 4096)), (8, 4, 4096)) * w).sum(-1), (ROW, drawn(1, 4, 4096))),
     ],
 )  # fmt: skip
 def test_the_operand_of_more_rows_comes_first(function, args):
@@ -58,11 +60,17 @@ def test_the_operand_of_more_rows_comes_first(function, args):
         (lambda v, w: (v * w).sum(-1), (ROW.astype("float16"), MATRIX.astype("float16"))),
         (lambda v, w: (v * w.T).sum(-1), (COLUMN[:, 0], MATRIX)),
         (lambda v, w: (v * jnp.exp(w.T)).sum(-1), (COLUMN[:, 0], MATRIX)),
+        (lambda v, w: (v * jnp.broadcast_to(w.T, (2, *w.T.shape))).sum(-1), (COLUMN[:, 0], MATRIX)),
+        (lambda v, w: (v * w).sum(-1), (drawn(8, 1, 1), BATCH)),
         (lambda v, w: [(m := v * w).sum(-1), m], (ROW, MATRIX)),
         (lambda v, w: (v * w).sum(-1), (ROW[:16], MATRIX[:16, :16])),
     ],
     ids=["more rows first", "not along neighbours", "one number for a row", "no sum", "half types", "transposed",
-         "computed from what is transposed", "somebody else reads it", "nobody would see it"],
+         "computed from what is transposed", "repeated after that", "no row", "somebody else reads it", "nobody would see it"],
 )  # fmt: skip
 def test_what_stays(function, args):
     assert not written(function, *args)[1]
+
+
+def test_gpus_read_both_operands_where_they_are():
+    assert not decomposed(lambda v, w: (v * w).sum(-1), ROW, MATRIX, device="gpu", clock=lambda *_: True)[1]

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from pallasfuse.first_time import one_task
-from pallasfuse.fusion import candidates
+from pallasfuse.fusion import candidates, grouping
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group
@@ -350,3 +350,29 @@ def test_programs_share_prices_of_a_task_only_where_xla_runs_the_same():
         judges = [Judge(Graph(few), XLA_CPU, lambda *_: "none") for _ in range(2)]
         assert judges[0].apart(()) is judges[1].apart(())
     assert apart[1] > 10 * apart[0]
+
+
+def moments(x):
+    """Dependent reductions of rows: each of them may be the last one of a kernel."""
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-3)
+    return jnp.exp(scaled - scaled.max(-1, keepdims=True)).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("most", "us", "strict"), [(1, 1e9, False), (100, 1e9, False), (1, 1e-3, False), (1, 1e9, True)]
+)
+def test_after_many_kernels_in_vain_no_more_are_priced(monkeypatch, most, us, strict):
+    """Neither when candidates are chosen, nor when they are exchanged or joined afterwards."""
+    monkeypatch.setattr(grouping, "_MOST_IN_VAIN", most)
+    priced = []
+
+    def price(group, _):
+        priced.append(group)
+        return Price(us, ())
+
+    found = group(program_of(moments, BIG), XLA_CPU.judged(timed=False), price, strict=strict)
+    is_given_up = most == 1 and us == 1e9 and not strict
+    assert any(entry.reason == grouping._GIVEN_UP for entry in found.left) == is_given_up
+    assert us < 1.0 or strict or (len(priced) == 1) == is_given_up
+    assert bool(found.groups) == (us < 1.0 or strict)

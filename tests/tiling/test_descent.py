@@ -27,15 +27,16 @@ def test_sizes_are_powers_of_two_and_the_whole_axis():
 
 
 def test_the_bottom_of_a_bowl_is_found():
-    found, price = cheapest([START], bowl(i=96, j=32, k=4), [ROWS, COLUMNS, FEATURES])
-    assert (found, price) == ({ROWS: 96, COLUMNS: 32, FEATURES: 4}, 0.0)
+    assert cheapest([START], bowl(i=96, j=32, k=4), [ROWS, COLUMNS, FEATURES]) == {ROWS: 96, COLUMNS: 32, FEATURES: 4}
 
 
 def test_the_best_start_counts_and_only_free_axes_change():
-    price = bowl(i=64, j=16, k=4)
-    found, us = cheapest([START, {**START, ROWS: 64}], price, [COLUMNS])
-    assert found == {ROWS: 64, COLUMNS: 16, FEATURES: 1} and us == price(found)
-    assert cheapest([START], price, [])[0] == START
+    assert cheapest([START, {**START, ROWS: 64}], bowl(i=64, j=16, k=4), [COLUMNS]) == {
+        ROWS: 64,
+        COLUMNS: 16,
+        FEATURES: 1,
+    }
+    assert cheapest([START], bowl(i=64, j=16, k=4), []) == START
 
 
 def test_the_number_of_prices_is_bounded():
