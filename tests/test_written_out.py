@@ -90,8 +90,8 @@ def test_kernels_are_not_timed_that_would_have_to_save_more_than_they_can(form_u
     own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
     (kernel,) = own.kernels
     kernel = replace(kernel, replaced=replace(kernel.replaced, us=replaced_us))
-    own = replace(own, kernels=(kernel,), **changes)
     form = replace(own, kernels=(), verdicts=())
+    own = replace(own, kernels=(kernel,), **changes)
     assert cannot_win_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0)) == certain
     in_a_loop = replace(own, bodies=(Body(0, "scan", own),))
     assert not cannot_win_as_it_is(in_a_loop, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0))

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallasfuse.decompositions import Decomposer
+from pallasfuse.device import assumed
 from pallasfuse.jaxpr_frontend import flatten
 from tests.decompositions.test_decomposer import decomposed
 
@@ -72,5 +74,9 @@ def test_what_stays(function, args):
     assert not written(function, *args)[1]
 
 
-def test_gpus_read_both_operands_where_they_are():
-    assert not decomposed(lambda v, w: (v * w).sum(-1), ROW, MATRIX, device="gpu", clock=lambda *_: True)[1]
+@pytest.mark.parametrize(("platform", "changes"), [("cpu", True), ("gpu", False)])
+def test_gpus_read_both_operands_where_they_are(platform, changes):
+    shapes = jax.ShapeDtypeStruct((8192,), jnp.float32), jax.ShapeDtypeStruct((32768, 8192), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda v, w: (v * w).sum(-1))(*shapes)
+    made = Decomposer(assumed(platform), (), 1.0, lambda *_: True).of(jaxpr)
+    assert (made is not jaxpr) == changes
