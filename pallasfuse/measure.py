@@ -41,8 +41,8 @@ class Measured:
 
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
-    they ran. `too_large`: how much memory those take that take too much, and were not run for that unless asked for. `skipped`: why
-    nothing was timed. `seconds`: what it took, compilation included, without waiting for other processes.
+    they ran. `too_large`: how much memory those take that were not run for that; `larger`: those that take more and were run.
+    `skipped`: why nothing was timed. `seconds`: what it took, compilation included, without waiting for other processes.
     `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
     kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured.
     """
@@ -56,6 +56,7 @@ class Measured:
     seconds: float = 0.0
     kernels: Mapping[str, float] = field(default_factory=dict)
     too_large: Mapping[str, str] = field(default_factory=dict)
+    larger: frozenset[str] = frozenset()
 
 
 def compare(
@@ -69,7 +70,7 @@ def compare(
     executables: Executables | None = None,
     parts: bool = False,
     most_memory: float = math.inf,
-    runs_up_to: float = 0.0,
+    runs_up_to: float | None = None,
     below: Sequence[int | None] = (),
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
@@ -80,16 +81,16 @@ def compare(
     decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
     against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
     memory as the first one are not run, unless it is little more. runs_up_to: those that take up to so many times as much are
-    run, and named all the same. below: as of `samples.drawn`.
+    run, and are `larger`. below: as of `samples.drawn`.
     """
     start = time.perf_counter()
     times = _times(device, expected_us)
     compiled = partial(_compiled, avals=avals, device=device, executables=executables or Executables())
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
-    too_large = _too_large(programs, most_memory)
-    left_out = too_large.keys() & _too_large(programs, runs_up_to or most_memory)
-    usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in left_out}
+    too_large = _too_large(programs, most_memory if runs_up_to is None else runs_up_to)
+    larger = frozenset(_too_large(programs, most_memory)).difference(too_large)
+    usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
     waiting = time.perf_counter()
@@ -104,7 +105,9 @@ def compare(
         )  # fmt: skip
     outcome, kernels = found
     microseconds = {n: 1e6 * s for n, s in outcome.seconds.items()}
-    return Measured(microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels, too_large)
+    return Measured(
+        microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels, too_large, larger
+    )
 
 
 def requests(

@@ -402,7 +402,7 @@ def _with_smaller_tiles(
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """Returns the largest tiles below refused ones that are not too large, where that is what they were refused for.
 
-    Where those of the fewest elements are too large, none is lowered between them."""
+    Where even the smallest tiles are too large, the others are not lowered."""
     listed, phases, _ = refused
     target = phases[0].target
     if not any(map(too_large, phases)):

@@ -51,8 +51,8 @@ choices and sums that may stand for these they only compute."""
 _CLEARLY = 1.03
 """Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
 _MOST_REPLACED = 3.0
-"""XLA takes at most so many times what is predicted for what the kernels of a program replace. (Of 39 kernels on an H200, what one
-replaces took 0.5 to 3.1 times as long, 1.15 times in the geometric mean.)"""
+"""XLA is taken to need at most so many times what is predicted for what the kernels of a program replace. (For 39 kernels on an
+H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not measured on CPUs.)"""
 _OPERATIONS = "operations in parts"
 _FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
@@ -70,31 +70,36 @@ def forms(
     Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. with_kernels: as of `Decomposer`.
     measure: as of `fastest`.
     """
-    device, larger = target.device, list[Jaxpr]()
+    device, some_larger = target.device, False
 
     def clock(written: Jaxpr, other: Jaxpr, *, within_memory: bool = False) -> bool | None:
+        nonlocal some_larger
         known = _compared_operation(written, other, target.device, at_hand, measure)
         if known is None or "skipped" in known:
             return None
-        if known.get("faster") and known.get("larger"):
-            larger.append(other)
-            return not within_memory
-        return bool(known.get("faster"))
+        is_larger = bool(known.get("faster") and known.get("larger"))
+        some_larger |= is_larger
+        return bool(known.get("faster")) and not (is_larger and within_memory)
+
+    def unrolled(form: Jaxpr, words: str) -> dict[str, Jaxpr]:
+        found = unrollings(form, exclude, partly=device.platform == "gpu")
+        return {", ".join(filter(None, (words, way))): made for way, made in found.items()}
 
     decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude), with_kernels)
     if measure:
         _compile_operations_ahead(decomposer, jaxpr, at_hand)
     decomposed = decomposer.of(jaxpr)
-    unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
     if decomposed is jaxpr:
-        return unrolled
-    found = {_OPERATIONS: decomposed} | {f"{_OPERATIONS}, {words}": form for words, form in unrolled.items()}
-    others = {
-        f"{_OPERATIONS}, but for short axes": replace(decomposer, short_axes=False).of(jaxpr)
-    }  # seen by no clock alone
-    if larger:  # the program may compute what an operation alone has in memory; if not, there is the form without
-        within = replace(decomposer, clock=partial(clock, within_memory=True), _known={})
-        others[f"{_OPERATIONS}, but for those that take more memory"] = within.of(jaxpr)
+        return unrolled(jaxpr, "")
+    found = {_OPERATIONS: decomposed, **unrolled(decomposed, _OPERATIONS)}
+    # no clock has seen short axes alone
+    others = {f"{_OPERATIONS}, but for short axes": replace(decomposer, short_axes=False).of(jaxpr)}
+    if (
+        some_larger
+    ):  # the program may compute what an operation alone has in memory; if not, there are the forms without
+        less = replace(decomposer, clock=partial(clock, within_memory=True), _known={}).of(jaxpr)
+        words = f"{_OPERATIONS}, but for those that take more memory"
+        others |= {words: less, **unrolled(less, "" if less is jaxpr else words)}
     for words, form in others.items():
         if form is not jaxpr and whole_key(form) not in map(whole_key, found.values()):
             found[words] = form
@@ -152,8 +157,10 @@ def _compared_operation(
         error = _error_of(found, _OPERATIONS)
         timed = _OPERATIONS in found.microseconds
         entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
+        if timed and _OPERATIONS in found.larger:
+            entry["larger"] = True
         if _OPERATIONS in found.too_large:
-            entry = {**entry, "larger": True} if timed else {"too_large": found.too_large[_OPERATIONS]}
+            entry = {"too_large": found.too_large[_OPERATIONS]}
         lasts = timed or _OPERATIONS in found.uncompiled or _OPERATIONS in found.too_large
         if error:
             entry = {"error": error}
@@ -170,7 +177,7 @@ def _compared_operation(
 
 def _identity(written: Jaxpr, other: Jaxpr, device: Any) -> Identity:
     operation = {"operation": whole_key(written), "parts": _key(other)}
-    return {**environment(device), "of": "an operation in parts, whatever it takes", **operation}
+    return {**environment(device), "of": "an operation in parts, with its memory", **operation}
 
 
 def _key(form: Jaxpr) -> str:
@@ -331,8 +338,8 @@ def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
 def cannot_win_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
     """Would the kernels of a program as it is have to save more than they could, to win over a form of it by the clock?
 
-    They save no more than what XLA takes for what they replace. If so, they are not timed. own: the plan of the program as it is,
-    before its check. other, verdict: as of `is_faster_as_it_is`.
+    They save no more than what XLA takes for what they replace, by `_MOST_REPLACED` times its price. own: the plan of the program
+    as it is, before its check. other, verdict: as of `is_faster_as_it_is`.
     """
     in_other_order = own.rewritings or own.outdoes or own.converted.terms_apart  # XLA may take less for that
     if verdict is None or verdict.ours_us is None or verdict.xla_us is None or own.bodies or in_other_order:
@@ -357,7 +364,7 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
 
 
 def _compared(
-    jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float, *, runs_up_to: float = _MORE_MEMORY
+    jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float, *, runs_up_to: float | None = None
 ) -> Measured:
     timed = partial(
         compare,

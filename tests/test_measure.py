@@ -408,11 +408,12 @@ def test_what_takes_much_more_memory_is_not_run(monkeypatch):
     assert measure._too_large(little, math.inf) == {}
 
 
-@pytest.mark.parametrize(("runs_up_to", "is_run"), [(0.0, False), (2.0, False), (4.0, True)])
-def test_what_takes_more_memory_is_named_and_run_where_that_is_asked_for(monkeypatch, runs_up_to, is_run):
+@pytest.mark.parametrize(("runs_up_to", "is_run"), [(None, False), (2.0, False), (4.0, True)])
+def test_what_takes_more_memory_is_run_where_that_is_asked_for(monkeypatch, runs_up_to, is_run):
     """It takes three times as much here."""
     monkeypatch.setattr(measure, "_too_large", lambda programs, most: {"once": "it takes more"} if most < 3.0 else {})
     found = compare({"often": often, "once": once}, [SMALL], most_memory=1.1, runs_up_to=runs_up_to)
-    assert found.too_large == {"once": "it takes more"}
+    assert found.too_large == ({} if is_run else {"once": "it takes more"})
+    assert found.larger == ({"once"} if is_run else set())
     assert ("once" in found.microseconds) == is_run
     assert not compare({"often": often, "once": once}, [SMALL]).too_large

@@ -295,7 +295,7 @@ class Decomposer:
             dots = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
             return (not on_cpu and dots > 1) or any(
                 self._ways(eqn)
-                or (on_cpu and eqn.primitive.name in ("transpose", "mul"))
+                or (on_cpu and eqn.primitive.name in ("transpose", "reduce_sum"))
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns

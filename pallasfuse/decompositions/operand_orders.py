@@ -1,7 +1,7 @@
 """Sums of products element by element with the operand of more rows first.
 
-XLA's library for CPUs takes a sum of products along neighbours for products of rows, and is fast where the second ones are the same
-for many of the first. Where `v * w` is written instead of `w * v`, for a vector and a matrix, it takes 1.3 to 8 times as long. The
+XLA's library for CPUs treats a sum of products along neighbours as a product of matrices, and is fast where the second factor has
+fewer rows. Where `v * w` is written instead of `w * v`, for a vector and a matrix, it takes 1.3 to 8 times as long. The
 products are the same; the library may sum them in another order.
 """
 

@@ -86,7 +86,7 @@ class Choice:
             return math.inf
         every = [*self.found, *self.trees_of_listed]
         bound = self.judge.bound if closely else self.judge.bound_alone
-        bounds = [bound(c) if self.judge.bound_alone(c) > 0.0 else 0.0 for c in every]
+        bounds = [bound(c) for c in every]
         return sum(bounds[n] for n in best_disjoint(bounds, [c.covers for c in every]))
 
     def saved_us(self, groups: Sequence[Group], kernels: Sequence[Price | str]) -> float:
@@ -107,7 +107,7 @@ def group_segment(choice: Choice) -> Grouping:
             open_ones = [name for name in candidate.group.heads if name not in reasons]
             why = _GIVEN_UP if n in given_up else why_not(judge, candidate) if open_ones else ""
             reasons |= dict.fromkeys(open_ones, why)
-    seen = [candidate for n, candidate in enumerate(found) if n not in given_up]
+    others = [candidate for n, candidate in enumerate(found) if n not in given_up]
     chosen: list[Candidate] = []
     for candidate in sorted((found[n] for n in numbers), key=lambda c: -judge.saving(c)):
         joined = _join(graph, chosen, candidate, target, judge)
@@ -116,11 +116,11 @@ def group_segment(choice: Choice) -> Grouping:
                 reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
-    chosen = _with_trees(graph, chosen, choice.trees_of_listed, target, judge)
-    chosen = _with_more(graph, chosen, seen, target, judge)
-    chosen = _exchanged(graph, chosen, seen, target, judge)
+    chosen = _with_trees(graph, chosen, () if given_up else choice.trees_of_listed, target, judge)
+    chosen = _with_more(graph, chosen, others, target, judge)
+    chosen = _exchanged(graph, chosen, others, target, judge)
     chosen = worth_it(judge, chosen, reasons)
-    if judge.is_shared(c.group for c in chosen) or any(c.again for c in found):
+    if judge.is_shared(c.group for c in chosen) or any(c.again for c in others):
         ranked = sorted((n for n in range(len(found)) if n not in given_up), key=lambda n: -savings[n])
         chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
     groups = _in_order(graph, chosen)

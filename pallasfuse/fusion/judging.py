@@ -144,6 +144,10 @@ class Judge:
             self._kernels[id(candidate.group)] = found
         return found[1]
 
+    def is_priced(self, candidate: Candidate) -> bool:
+        """Was the kernel of a candidate asked for before?"""
+        return id(candidate.group) in self._kernels
+
     def price_of(self, group: Group) -> Price | str:
         """Returns the price of a group that was placed before."""
         return ONE_KERNEL if self.price is None else self.price(group, math.inf)
@@ -158,16 +162,16 @@ class Judge:
         The least price of many trees is more often too low: where no clock decides, the factor is squared. Where one does, it is at
         least one: each takes a search, and what the clock refuses was compiled in vain. So it is where masks over data bound loops:
         a clock sees drawn masks, which hide more than the user's may. And so it is of a kernel that XLA compiles as a program
-        like any other (on a CPU, one without loops): both prices err alike, and one that is not lower is not too high.
+        like any other (on a CPU, one without loops): both prices err alike, and one that is not lower gives a clock no chance.
         """
         _, price = self._kernels.get(id(candidate.group), (None, ""))
         return self.margin_for(candidate.group, price)
 
     def margin_for(self, group: Group, price: Price | str) -> float:
         """Returns the factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
-        if isinstance(price, Price) and any(t.name in (FINDING_RANGES, WITHOUT_LOOPS) for t in price.terms):
-            return max(1.0, self.margin)
-        return self.margin if group.folds else max(1.0, self.margin**2)
+        own = self.margin if group.folds else self.margin**2
+        no_chance = isinstance(price, Price) and any(t.name in (FINDING_RANGES, WITHOUT_LOOPS) for t in price.terms)
+        return max(1.0, own) if no_chance or not group.folds else own
 
     def is_asked(self, candidate: Candidate) -> bool:
         """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
@@ -191,7 +195,7 @@ class Judge:
         ours = candidate.least_us * self.margin_of(candidate)
         alone_us = self._alone_us(candidate.group)
         # XLA's price of the program without the group takes longer to find, and may not be needed
-        return (alone_us if alone_us <= ours else min(alone_us, self._shorter_us(candidate.group, others))) - ours
+        return (alone_us if alone_us <= ours else self.replaced_us(candidate.group, others)) - ours
 
     def may_save(self, candidate: Candidate, others: Sequence[Group], more_than_us: float = 0.0) -> bool:
         """Could a candidate save more microseconds than some beside other groups, as far as is known before it is priced?"""
@@ -287,7 +291,8 @@ def others_than(chosen: Iterable[Candidate], group: Group) -> list[Group]:
 
 
 def why_not(judge: Judge, candidate: Candidate) -> str:
-    price = judge.kernel(candidate) if judge.bound(candidate) > 0 else Price(candidate.least_us, ())
+    is_open = judge.is_priced(candidate) or judge.bound(candidate) > 0
+    price = judge.kernel(candidate) if is_open else Price(candidate.least_us, ())
     if isinstance(price, str):
         return price
     return _not_faster(price, judge.replaced_us(candidate.group))

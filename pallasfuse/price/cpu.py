@@ -179,7 +179,8 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     cores = _cores_for(work.simple + work.special + strided, device)
     sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
     reduced_ns = 0.0 if fusion.by_library else sum(map(_neighbours_ns, fusion.roots, fusion.bodies))
-    fewer = sum(map(_fewer_rows_first, fusion.roots, fusion.bodies))
+    # loops, which take products of one row and a transposed matrix, do not mind
+    fewer = sum(map(_fewer_rows_first, fusion.roots, fusion.bodies)) if fusion.by_library else 0.0
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("products with fewer rows first", fewer, "", 1e-3 * _FEWER_ROWS_FIRST_NS * fewer),

@@ -1,5 +1,7 @@
 """What a clock says about loops and operations written out."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -260,8 +262,8 @@ def test_what_takes_more_memory_alone_may_take_none_in_the_program(monkeypatch, 
     def compare(functions, *_, **options):
         written, other = functions
         names = {e.primitive.name for e in jax.make_jaxpr(functions[written])(*options["avals"]).eqns}
-        too_large = {other: "it takes 134 MiB of memory"} if names & set(larger) else {}
-        return Measured({written: 50.0, other: 25.0}, other, frozenset({other}), seconds=0.1, too_large=too_large)
+        takes_more = frozenset({other}) if names & set(larger) else frozenset()
+        return Measured({written: 50.0, other: 25.0}, other, frozenset({other}), seconds=0.1, larger=takes_more)
 
     def with_avals(functions, avals, *rest, **options):
         assert options["runs_up_to"] == 4.0
@@ -305,3 +307,42 @@ def test_kernels_of_the_program_as_it_is_are_timed_if_they_may_win_over_a_form(m
     powers = [sum(e.primitive.name == "pow" for e in p.converted.original.eqns) for p in settled]
     assert powers == ([0] if cannot_win else [0, 1])
     assert fused.explain(x).written_out
+
+
+@pytest.mark.usefixtures("partly")
+def test_loops_are_unrolled_also_without_operations_that_take_more_memory(monkeypatch):
+    """Where the program is too large with the operation, the clock still has what the loop alone gains."""
+
+    def compare(functions, *_, **__):
+        written, other = functions
+        return Measured({written: 50.0, other: 25.0}, other, frozenset({other}), seconds=0.1, larger=frozenset({other}))
+
+    monkeypatch.setattr(written_out, "compare", compare)
+    jaxpr = jax.make_jaxpr(lambda x, y: (decayed(x), y**1.5))(X, jax.ShapeDtypeStruct((512, 4096), jnp.float32))
+    found = written_out.forms(jaxpr, find("xla").on(assumed("cpu")), jax.devices()[0])
+    as_it_is = [form for form in found.values() if any(e.primitive.name == "pow" for e in form.eqns)]
+    assert len(as_it_is) < len(found)
+    assert [MOST_TRIPS] in map(trips, as_it_is)
+
+
+@pytest.mark.parametrize("how", ["skipped", "failed"])
+def test_what_was_not_timed_for_another_reason_than_memory_is_no_answer_on_disk(monkeypatch, how):
+    """The device had no room, or something failed as it ran: it may run another time."""
+    kept = []
+
+    def compare(functions, *_, **__):
+        _, other = functions
+        failed = {other: "INTERNAL: flaky"} if how == "failed" else {}
+        return Measured(failed=failed, larger=frozenset({other}), skipped="it was not timed")
+
+    def update(self, identity, change, *, on_disk=True):
+        kept.append(on_disk)
+        return change({})
+
+    monkeypatch.setattr(written_out, "compare", compare)
+    monkeypatch.setattr("pallasfuse.store.Store.update", update)
+    jaxpr = jax.make_jaxpr(cubes)(*[jax.ShapeDtypeStruct((512, 4096), jnp.float32)] * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written_out.forms(jaxpr, find("xla").on(assumed("cpu")), jax.devices()[0])
+    assert kept and not any(kept)

@@ -363,7 +363,6 @@ def moments(x):
     ("most", "us", "strict"), [(1, 1e9, False), (100, 1e9, False), (1, 1e-3, False), (1, 1e9, True)]
 )
 def test_after_many_kernels_in_vain_no_more_are_priced(monkeypatch, most, us, strict):
-    """Neither when candidates are chosen, nor when they are exchanged or joined afterwards."""
     monkeypatch.setattr(grouping, "_MOST_IN_VAIN", most)
     priced = []
 
@@ -376,3 +375,22 @@ def test_after_many_kernels_in_vain_no_more_are_priced(monkeypatch, most, us, st
     assert any(entry.reason == grouping._GIVEN_UP for entry in found.left) == is_given_up
     assert us < 1.0 or strict or (len(priced) == 1) == is_given_up
     assert bool(found.groups) == (us < 1.0 or strict)
+
+
+def test_what_is_given_up_is_not_priced_beside_what_is_chosen_either(monkeypatch):
+    """The first kernel of one part pays, the first one of the other does not, and the others of that are given up."""
+    priced = []
+
+    def price(group, _):
+        priced.append(group)
+        return Price(1e-3 if "x" in group.inputs else 1e9, ())
+
+    program = program_of(lambda x, y: (moments(x), moments(y)), BIG, BIG)
+    counts = []
+    for most in (1, 100):
+        monkeypatch.setattr(grouping, "_MOST_IN_VAIN", most)
+        priced.clear()
+        found = group(program, XLA_CPU.judged(timed=False), price)
+        assert [g.inputs for g in found.groups] == [("x",)]
+        counts.append(sum("y" in g.inputs for g in priced))
+    assert counts == [1, 2]
