@@ -1,4 +1,4 @@
-"""What stays with XLA: by `leave`, where a user wants it, as a call that the frontend keeps; and functions as a whole."""
+"""This says what stays with XLA: calls that a user marks by `leave`, which the frontend keeps, and functions with side effects."""
 
 import functools
 from collections.abc import Callable, Iterable

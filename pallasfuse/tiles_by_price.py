@@ -1,4 +1,4 @@
-"""Tiles of listed schedules by the price: downhill from these, without a lowering for each."""
+"""This finds tiles by their price, on a CPU: it goes downhill from those of a listed schedule, without a lowering for each."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ from pallasfuse.tiling.descent import cheapest
 def with_cheapest_tiles(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...]]:
-    """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower.
+    """Returns the schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower.
 
     Along axes of ranges it stays: large tiles would cost nothing where masks hide nothing, and hide nothing.
     """

@@ -94,9 +94,8 @@ def forms(
     found = {_OPERATIONS: decomposed, **unrolled(decomposed, _OPERATIONS)}
     # no clock has seen short axes alone
     others = {f"{_OPERATIONS}, but for short axes": replace(decomposer, short_axes=False).of(jaxpr)}
-    if (
-        some_larger
-    ):  # the program may compute what an operation alone has in memory; if not, there are the forms without
+    # the program may compute what an operation alone has in memory; if not, there are the forms without
+    if some_larger:
         less = replace(decomposer, clock=partial(clock, within_memory=True), _known={}).of(jaxpr)
         words = f"{_OPERATIONS}, but for those that take more memory"
         others |= {words: less, **unrolled(less, "" if less is jaxpr else words)}

@@ -32,7 +32,7 @@ from pallasfuse.decompositions import (
 from pallasfuse.decompositions.neighbours import NONE, Neighbours, computed_again, neighbours
 from pallasfuse.decompositions.operand_orders import sums_of_products, with_more_rows_first
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
-from pallasfuse.decompositions.writing import Atom, Run, Writer, has_types_of, traced_as, with_results, with_source_of
+from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_results, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -118,8 +118,8 @@ class Decomposer:
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, int | None] = field(default_factory=dict)
-    """The answers of `_fastest` by the texts of operations, and of `_untransposed` (0: it is) by those of products: the layers of a
-    model have the same ones."""
+    """The answers of `_fastest` by the texts of operations, and of `_with_other_operands` (0: it is) by those of products: the
+    layers of a model have the same ones."""
     _runs: dict[tuple[str, int], Run] = field(default_factory=dict)
     """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
     the number of the way."""
@@ -142,8 +142,7 @@ class Decomposer:
                 not eqn.effects
                 and self._may(eqn)
                 and (
-                    self._untransposed(writer, eqn, makers)
-                    or self._reordered(writer, eqn, makers, sums)
+                    self._with_other_operands(writer, eqn, makers, sums)
                     or self._write(writer, eqn, around, read, again)
                 )
             ):
@@ -213,46 +212,29 @@ class Decomposer:
         writer.instead(eqn, (lambda *operands: lax.optimization_barrier(run(*operands))) if stored else run)
         return True
 
-    def _untransposed(self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> bool:
-        """Write a product without the transpositions of its operands; False where there are none, or where that is not faster."""
-        if self.device.platform != "cpu" or eqn.primitive.name != "dot_general":
-            return False
-        try:
-            found = products.untransposed(eqn, makers)
-            if found is None:
-                return False
-            direct = found.direct
-            pair = (found.written, lambda *values: _compat.bind(direct, values))
-            return self._with_instead(writer, eqn, direct, pair, direct.invars)
-        except Exception:  # a program must not fail because of a form of it
-            return False
-
-    def _reordered(
+    def _with_other_operands(
         self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]
     ) -> bool:
-        """Write a product element by element with its operands in the other order; False where that is not faster."""
+        """Write a product with what is transposed before, or with its operands in the other order (CPUs); False where there is no
+        such product, or it is not faster. sums: as of `sums_of_products`."""
+        if self.device.platform != "cpu":
+            return False
         try:
-            found = with_more_rows_first(eqn, makers, sums) if sums else None
+            is_dot = eqn.primitive.name == "dot_general"
+            found = products.untransposed(eqn, makers) if is_dot else with_more_rows_first(eqn, makers, sums)
             if found is None:
                 return False
-            return self._with_instead(writer, eqn, found.eqn, (found.written, found.other), found.sources)
+            written, other = (traced_as(eqn, run, found.atoms) for run in (found.written, found.other))
+            key = str(written)
+            if key not in self._known:
+                before_us, us = self._price_us(written), self._price_us(other)
+                is_worth_it = before_us >= _LEAST_US and self._is_faster(written, before_us, other, us)
+                self._known[key] = 0 if is_worth_it else None
         except Exception:  # a program must not fail because of a form of it
             return False
-
-    def _with_instead(
-        self, writer: Writer, eqn: JaxprEqn, instead: JaxprEqn, pair: tuple[Run, Run], atoms: Sequence[Atom]
-    ) -> bool:
-        """Append an equation instead of one if that is faster, and say so. pair: what computes the same as a part of the program
-        with the one and with the other, from atoms."""
-        written, other = (traced_as(eqn, run, atoms) for run in pair)
-        key = str(written)
-        if key not in self._known:
-            before_us, us = self._price_us(written), self._price_us(other)
-            is_worth_it = before_us >= _LEAST_US and self._is_faster(written, before_us, other, us)
-            self._known[key] = 0 if is_worth_it else None
         if self._known[key] is None:
             return False
-        writer.keep(instead)
+        writer.keep(found.eqn)
         return True
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:

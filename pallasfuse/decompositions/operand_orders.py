@@ -1,4 +1,4 @@
-"""Sums of products element by element with the operand of more rows first.
+"""Sums of products element by element are written with the operand of more rows first.
 
 XLA's library for CPUs treats a sum of products along neighbours as a product of matrices, and is fast where the second factor has
 fewer rows. Where `v * w` is written instead of `w * v`, for a vector and a matrix, it takes 1.3 to 8 times as long. The
@@ -7,29 +7,16 @@ products are the same; the library may sum them in another order.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.decompositions.writing import Instead
 from pallasfuse.jaxpr_frontend.elementwise import RULES as MAPS
-
-
-@dataclass(frozen=True, slots=True)
-class Reordered:
-    """A product element by element, and the same with its operands in the other order."""
-
-    written: Callable[..., list[Any]]
-    """Computes the sum of the product as the program does, from the sources of its operands."""
-    other: Callable[..., list[Any]]
-    """The same with the operands in the other order."""
-    sources: tuple[Var | Literal, Var | Literal]
-    """The operands, before they are repeated."""
-    eqn: JaxprEqn
-    """The product with its operands in the other order."""
 
 
 def sums_of_products(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
@@ -45,9 +32,7 @@ def sums_of_products(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
     }  # fmt: skip
 
 
-def with_more_rows_first(
-    eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]
-) -> Reordered | None:
+def with_more_rows_first(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]) -> Instead | None:
     """A product whose first operand has fewer rows than the second, and a sum along them, with the second first; None for others.
 
     Only products of float32: of other types nothing is known to be gained. And none of what is transposed before: what looks like a
@@ -76,10 +61,8 @@ def with_more_rows_first(
         operands = [_repeat(x, chain) for x, chain in zip(values, chains, strict=True)]
         return _compat.bind(total, _compat.bind(eqn, operands[::-1] if turned else operands))
 
-    return Reordered(
-        lambda *values: run(*values, turned=False), lambda *values: run(*values, turned=True),
-        (sources[0], sources[1]), eqn.replace(invars=eqn.invars[::-1]),
-    )  # fmt: skip
+    turned = eqn.replace(invars=eqn.invars[::-1])
+    return Instead(turned, partial(run, turned=False), partial(run, turned=True), sources)
 
 
 def _chain(atom: Var | Literal, makers: Mapping[Var, JaxprEqn]) -> list[JaxprEqn]:

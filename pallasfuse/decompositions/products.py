@@ -16,7 +16,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions.writing import Writer, wide
+from pallasfuse.decompositions.writing import Instead, Writer, wide
 from pallasfuse.jaxpr_frontend import flatten
 
 Array = Any
@@ -91,17 +91,7 @@ def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class Untransposed:
-    """A product whose operands a program transposes first, and the same product of what it transposes."""
-
-    written: Callable[..., list[Array]]
-    """Computes the product as the program does, from what it transposes."""
-    direct: JaxprEqn
-    """The product of what the program transposes."""
-
-
-def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed | None:
+def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Instead | None:
     """A product without the transpositions of its operands; None where there are none, where the result had another order, or where
     somebody asks for its sharding.
 
@@ -128,7 +118,8 @@ def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed 
     def written(*values: Array) -> list[Array]:
         return _compat.bind(eqn, [lax.transpose(x, order) for x, order in zip(values, orders, strict=True)])
 
-    return Untransposed(written, eqn.replace(invars=operands, params={**eqn.params, "dimension_numbers": numbers}))
+    direct = eqn.replace(invars=operands, params={**eqn.params, "dimension_numbers": numbers})
+    return Instead(direct, written, lambda *values: _compat.bind(direct, values), tuple(operands))
 
 
 def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

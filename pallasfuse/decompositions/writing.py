@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +15,18 @@ Atom = Var | Literal
 
 type Run = Callable[..., list[Any]]
 """Computes the results of an equation from its operands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Holds an equation that may stand in place of one of a program, and what computes the same with the one and with the other."""
+
+    eqn: JaxprEqn
+    written: Run
+    """Computes what the program does, from the atoms."""
+    other: Run
+    """Computes the same from them with the other equation."""
+    atoms: tuple[Atom, ...]
 
 
 class Writer:

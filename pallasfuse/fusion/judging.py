@@ -181,7 +181,8 @@ class Judge:
     def bound_alone(self, candidate: Candidate) -> float:
         """The most microseconds that a candidate can save beside any groups: XLA's time for its work alone, less its least one.
 
-        It is found sooner than `bound`."""
+        It is found sooner than `bound`.
+        """
         if self.price is None or self.is_asked(candidate):
             return self.bound(candidate)
         return self._alone_us(candidate.group) - candidate.least_us * self.margin_of(candidate)
