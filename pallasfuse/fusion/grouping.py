@@ -39,9 +39,9 @@ def joined(parts: Sequence[Grouping]) -> Grouping:
 
 
 _MOST_IN_VAIN = 64
-"""So many kernels of a segment are priced in a row that save nothing; then the others are given up. (Of
-segments of more than 20 priced ones, 160 of ten programs on a CPU had at most 39 of them before one that was chosen, 99% at most 24;
-40 of seven on an H200 at most 13; 2026-11-29.)"""
+"""So many kernels of a segment are priced in a row that save nothing; then the others are given up. (Of segments with more than 20
+priced ones, 160 of ten programs on a CPU had at most 39 of them before one that was chosen, 99% at most 24; 40 of seven programs on
+an H200 at most 13; 2026-11-29.)"""
 _GIVEN_UP = f"{_MOST_IN_VAIN} kernels of this part, one after the other, would not be faster: no more are looked at"
 
 
