@@ -282,7 +282,16 @@ def _compile_kernels_ahead(
 ) -> None:
     """Compiles what comparisons of these kernels with XLA's are going to run, and others, all at the same time."""
     start = time.perf_counter()
-    asked = [requests(_functions(s, k), s.avals, bench.device, expected_us=_expected_us(k)) for s, k in kernels]
+    asked = [
+        requests(
+            _functions(s, k),
+            s.avals,
+            bench.device,
+            expected_us=_expected_us(k),
+            parts=_decided_by_kernels(bench, s),
+        )
+        for s, k in kernels
+    ]
     bench.executables.of([*others, *chain.from_iterable(asked)], bench.device)
     for _, kernel in kernels:
         bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + (time.perf_counter() - start) / len(asked)

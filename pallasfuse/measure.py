@@ -27,6 +27,8 @@ _SURELY_S = 10 * _STARTS_S
 of thousands of kernels some may be lost where they are counted."""
 _NOISE_OF_STARTS_S = 5e-6
 """By so much the starts of one call differ from process to process, and with what else the machine does."""
+_LOOKS = 3
+"""Samples of the clock of each part whose kernels are timed: the least of them tells what takes much longer than its kernels."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns after a first one that does not count, and calls in each, by which the kernels of such programs are compared."""
 _KERNEL_SAMPLES = 20
@@ -44,7 +46,8 @@ class Measured:
     they ran. `too_large`: how much memory those take that were not run for that; `larger`: those that take more and were run.
     `skipped`: why nothing was timed. `seconds`: what it took, compilation included, without waiting for other processes.
     `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
-    kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured.
+    kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured. Of the shortest parts
+    these are the `microseconds`, too.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)
@@ -78,13 +81,14 @@ def compare(
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. executables: what is compiled already, to which is added what is not. parts:
     the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
-    decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
+    decides, unless the clock is against one by more than starts take. Where a call takes less than to send it off, they are
+    timed by nothing else. Of other short programs it decides where the clock is
     against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
     memory as the first one are not run, unless it is little more. runs_up_to: those that take up to so many times as much are
     run, and are `larger`. below: as of `samples.drawn`.
     """
     start = time.perf_counter()
-    times = _times(device, expected_us)
+    times = _times(device, expected_us, parts=parts)
     compiled = partial(_compiled, avals=avals, device=device, executables=executables or Executables())
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
@@ -111,16 +115,20 @@ def compare(
 
 
 def requests(
-    functions: Mapping[str, Function], avals: Sequence[Any], device: Any, *, expected_us: float | None = None
-) -> list[Request]:
+    functions: Mapping[str, Function], avals: Sequence[Any], device: Any, *, expected_us: float | None = None,
+    parts: bool = False,
+) -> list[Request]:  # fmt: skip
     """Returns what `compare` is going to ask for, to be compiled ahead of it, beside that of other comparisons."""
-    counts = {_times(device, expected_us), 1}
+    counts = {_times(device, expected_us, parts=parts), 1}
     return [Request(f, avals, times) for times in counts for f in functions.values()]
 
 
-def _times(device: Any, expected_us: float | None) -> int:
-    """Returns how often a program runs what is measured: a short one of an accelerator takes less than it takes to send it off."""
-    return _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
+def _times(device: Any, expected_us: float | None, *, parts: bool) -> int:
+    """Returns how often a program runs what is measured: a short one of an accelerator takes less than it takes to send it off.
+
+    Of parts the kernels are timed, which takes one call."""
+    is_short = not parts and (expected_us or math.inf) < 1e6 * _SHORT_S
+    return _REPEATS if _is_accelerator(device) and is_short else 1
 
 
 def _compiled(
@@ -176,7 +184,10 @@ def _timed(
     samplers = _samplers(programs, arguments, device, times, failed)
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
-    if times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
+    is_short = times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S
+    if is_short and parts and (decided := _by_kernels(samplers, programs, arguments)) is not None:
+        return decided
+    if is_short:
         longer = compiled({n: functions[n] for n in samplers}, _REPEATS)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
@@ -194,6 +205,24 @@ def _timed(
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}
     single = {n: programs[n] for n in left} if times == 1 else compiled(left, 1)
     return _confirmed(outcome, single, arguments)
+
+
+def _by_kernels(
+    samplers: Mapping[str, timing.Sampled], programs: Mapping[str, Any], arguments: Sequence[Any]
+) -> tuple[timing.Outcome, dict[str, float]] | None:
+    """Decides about short parts by the time of their kernels alone; None where that is not known. The first is the one to beat.
+
+    Those that the clock is against by more than starts take have lost: something else than kernels takes long.
+    """
+    reference = next(iter(samplers))
+    least_s = {n: min(t / calls for t, calls in (s() for _ in range(_LOOKS))) for n, s in samplers.items()}
+    by_clock = timing.Outcome(least_s, reference, frozenset(), _LOOKS)
+    left = {n: programs[n] for n, s in least_s.items() if s < least_s[reference] + _STARTS_S}
+    if len(left) == 1:
+        return by_clock, {}
+    outcome, kernels = _confirmed(by_clock, left, arguments)
+    seconds = {**least_s, **{n: 1e-6 * us for n, us in kernels.items()}}
+    return (replace(outcome, seconds=seconds), kernels) if kernels else None
 
 
 def _confirmed(

@@ -62,8 +62,10 @@ def words_for_times(ours: float | None, theirs: float | None) -> str:
 
 
 def words_for_kernels(entry: Mapping[str, Any]) -> str:
-    """Says what kernels take alone, where they were compared and XLA's won; else nothing. entry: the record of a comparison."""
-    if entry["faster"] or "kernels_us" not in entry:
+    """Says what kernels take alone, where they were compared and XLA's won; else nothing. entry: the record of a comparison.
+
+    Nothing either where they are all that was timed."""
+    if entry["faster"] or entry.get("kernels_us", entry["us"]) == entry["us"]:
         return ""
     times = words_for_times(entry["kernels_us"], entry["xla_kernels_us"])
     return f"; kernels alone, without the gaps between them: {times}"

@@ -188,17 +188,66 @@ def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatc
     assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
 
 
-@pytest.mark.sampled(2, cover=("parts",))
-@pytest.mark.parametrize(("parts", "us", "seconds", "wins"), [
-    (True, 12.0, (2e-6, 1e-6), True), (True, 12.0, (1e-6, 2e-6), False), (True, 140.0, (2e-6, 1e-6), False),
-    (False, 12.0, (2e-6, 1e-6), True), (False, 12.0, (1e-6, 2e-6), False), (False, 15.0, (2e-6, 1e-6), False),
-])  # fmt: skip
-def test_the_kernels_of_short_parts_decide_whatever_the_clock_says(kernels, monkeypatch, parts, us, seconds, wins):
+@pytest.mark.parametrize(
+    ("us", "seconds", "wins"), [(12.0, (2e-6, 1e-6), True), (12.0, (1e-6, 2e-6), False), (15.0, (2e-6, 1e-6), False)]
+)
+def test_the_kernels_of_short_programs_decide_where_starts_explain_the_clock(kernels, monkeypatch, us, seconds, wins):
     kernels(*seconds)
     lost = timing.Outcome({"often": 9e-6, "once": 1e-6 * us}, "often", frozenset(), 200)
     monkeypatch.setattr(timing, "race", lambda samplers, **_: lost)
-    found = compare({"often": often, "once": once}, [SMALL], parts=parts)
+    found = compare({"often": often, "once": once}, [SMALL])
     assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
+
+
+@pytest.fixture
+def no_race(monkeypatch):
+    """Fails where programs are raced, or repeated in a loop for that; calls take what is told by the clock."""
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: pytest.fail("kernels decide"))
+    monkeypatch.setattr(timing, "repeated", lambda f, times: pytest.fail("kernels decide"))
+
+    def install(**us):
+        monkeypatch.setattr(measure, "_samplers", lambda programs, *_: {n: lambda n=n: (2e-6 * us[n], 2) for n in us})
+
+    return install
+
+
+@pytest.mark.parametrize("expected_us", [None, 5.0])
+@pytest.mark.parametrize(
+    ("us", "seconds", "wins"), [(12.0, (2e-6, 1e-6), True), (12.0, (1e-6, 2e-6), False), (140.0, (2e-6, 1e-6), False)]
+)
+def test_short_parts_are_timed_by_their_kernels_alone(kernels, no_race, expected_us, us, seconds, wins):
+    asked = kernels(*seconds)
+    no_race(often=9.0, once=us)
+    found = compare({"often": often, "once": once}, [SMALL], parts=True, expected_us=expected_us)
+    assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
+    by_clock = us == 140.0  # it cannot win, whatever its kernels take
+    assert bool(asked) != by_clock
+    assert found.kernels == ({} if by_clock else pytest.approx({"often": 1e6 * seconds[0], "once": 1e6 * seconds[1]}))
+    assert found.microseconds == pytest.approx({"often": 9.0, "once": us} if by_clock else found.kernels)
+
+
+def test_a_part_that_lost_by_the_clock_keeps_no_other_from_winning(kernels, no_race):
+    kernels(2e-6, 1e-6)
+    no_race(often=9.0, once=12.0, twice=140.0)
+    found = compare({"often": often, "twice": once, "once": once}, [SMALL], parts=True)
+    assert (found.winner, found.kernels.keys()) == ("once", {"often", "once"})
+    assert found.microseconds == pytest.approx({"often": 2.0, "once": 1.0, "twice": 140.0})
+
+
+@pytest.mark.parametrize(("parts", "times"), [(True, [1, 1]), (False, [1, 1, 32, 32])])
+def test_short_parts_are_compiled_once_ahead(monkeypatch, parts, times):
+    monkeypatch.setattr(measure, "_is_accelerator", lambda device: True)
+    functions = {"often": often, "once": once}
+    found = measure.requests(functions, [SMALL], DEVICE, expected_us=5.0, parts=parts)
+    assert sorted(request.times for request in found) == times
+
+
+def test_short_parts_whose_kernels_nobody_can_time_are_raced(kernels, monkeypatch):
+    kernels(None)
+    repeats, original = [], timing.repeated
+    monkeypatch.setattr(timing, "repeated", lambda f, times: repeats.append(times) or original(f, times))
+    found = compare({"often": often, "once": once}, [SMALL], parts=True)
+    assert (found.winner, found.kernels, repeats) == ("once", {}, [32, 32])
 
 
 @pytest.mark.parametrize(("taken_us", "wins"), [(334.0, True), (314.0, False)])
