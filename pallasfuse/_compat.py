@@ -5,11 +5,14 @@ of Mosaic GPU that have no public name are used in `pallas_backend/mosaic_code`.
 """
 
 import contextlib
+import importlib.util
+import sys
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import core, dispatch, sharding_impls, source_info_util
+from jax._src import config, core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
 from jax._src.interpreters import partial_eval
 from jax._src.lax import parallel
@@ -310,6 +313,23 @@ def on_abstract_gpu(kind: str, multiprocessors: int) -> Any:
     return jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh().update(abstract_device=device))
 
 
+def is_in_mesh(arrays: Iterable[Any]) -> bool:
+    """Says whether a mesh is set, or a device named, or arrays are spread over one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    several = list(arrays)
+    return (
+        not mesh.empty
+        or mesh.abstract_device is not None
+        or bool(_varies(*several))
+        or explicit_mesh(several) is not None
+    )
+
+
+def for_this_version() -> Any:
+    """Returns a scope in which `jax.export` lowers programs as they are lowered to be run: for no other version of JAX."""
+    return config.export_ignore_forward_compatibility(True)
+
+
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal of a jaxpr."""
     return atom.aval.dtype
@@ -443,3 +463,16 @@ def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[f
             each = [[ms for _, ms in call] for call in launches or () if call]
             return [1e-3 * sum(call) for call in each] if all(ms > 0 for call in each for ms in call) else []
     return []
+
+
+_TRITON_DIALECT = "jaxlib.mlir.dialects.tt"
+
+
+def name_triton_dialect() -> None:
+    """Gives the dialect of Triton a module, an empty one, where JAX has none of its name.
+
+    MLIR's bindings import it whenever they look at a type of the dialect, hundreds of times for a kernel, and Python would search
+    all its folders in vain each time: half of the time in which a kernel is lowered.
+    """
+    if _TRITON_DIALECT not in sys.modules and importlib.util.find_spec(_TRITON_DIALECT) is None:
+        sys.modules[_TRITON_DIALECT] = types.ModuleType(_TRITON_DIALECT)

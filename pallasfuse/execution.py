@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 from jax.interpreters import mlir
 
-from pallasfuse import _compat
+from pallasfuse import _compat, lowered_once
 from pallasfuse._compat import Literal as JaxprLiteral
 from pallasfuse._compat import Var
 from pallasfuse.constraints import constrained_operands, constrained_result
@@ -196,7 +196,7 @@ def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[
     loops of its own late: it would compile every copy of them anew. Kernels for GPUs are calls already.
     """
     if kernel.original is None or kernel.original not in plan.repeated:
-        return run_phases(kernel.phases, arrays)
+        return lowered_once.run(kernel.phases, arrays, run_phases)
     results = _function(plan, kernel.original)(*[arrays[name] for name in kernel.reads])
     return dict(zip(kernel.stores, results, strict=True))
 
@@ -215,7 +215,7 @@ def _function(plan: Plan, original: Original) -> Callable[..., list[Array]]:
 
         def kernel(*inputs: Array) -> list[Array]:
             with _compat.in_scopes(*filter(None, scope.split("/"))):
-                found = run_phases(phases, dict(zip(reads, inputs, strict=True)))
+                found = lowered_once.run(phases, dict(zip(reads, inputs, strict=True)), run_phases)
             return [found[nest.name] for nest in outputs]
 
         made[scope] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)

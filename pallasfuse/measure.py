@@ -184,7 +184,9 @@ def _timed(
     samplers = _samplers(programs, arguments, device, times, failed)
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
-    is_short = times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S
+    is_short = (
+        times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S
+    )
     if is_short and parts and (decided := _by_kernels(samplers, programs, arguments)) is not None:
         return decided
     if is_short:

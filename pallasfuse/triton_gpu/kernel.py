@@ -5,8 +5,11 @@ from collections.abc import Mapping
 import jax
 from jax.experimental.pallas import triton as pltr
 
+from pallasfuse import _compat
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.ir.tile_program import TileProgram
+
+_compat.name_triton_dialect()
 
 
 def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,0 +1,225 @@
+"""Kernels of a GPU that are lowered once for all programs: the same kernels, and none where types say more than shapes."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from jaxlib.mlir import ir
+from jaxlib.triton import dialect as triton
+
+import pallasfuse as pf
+from pallasfuse import lowered_once
+
+X = jax.ShapeDtypeStruct((512, 256), "float32")
+QKV = [jax.ShapeDtypeStruct((512, 64), "float16")] * 3
+H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+
+
+def softmax(x):
+    return jax.nn.softmax(x, axis=-1)
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T / 8, axis=-1) @ v
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """No kernel was exported so far."""
+    found = lowered_once._Kernels()
+    monkeypatch.setattr(lowered_once, "_kernels", found)
+    return found
+
+
+@pytest.fixture
+def at_hand(monkeypatch, kernels):
+    """As with an H100 at hand: programs are lowered for it here, and are not run."""
+    monkeypatch.setattr(lowered_once, "_is_at_hand", lambda arrays: True)
+    return kernels
+
+
+def lowered(function, *types):
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
+        return jax.jit(function).trace(*types).lower(lowering_platforms=("cuda",))
+
+
+def custom_calls(operation):
+    """Yields the custom calls inside an operation of MLIR."""
+    for block in (b for region in operation.regions for b in region):
+        for inner in (o.operation for o in block):
+            if inner.name == "stablehlo.custom_call":
+                yield inner
+            yield from custom_calls(inner)
+
+
+def kernels_of(program):
+    """Returns what a lowered program hands to the runtime for its kernels, but for the lines of code that they come from."""
+    found = []
+    for call in custom_calls(program.compiler_ir("stablehlo").operation):
+        attributes = {
+            name: str(call.attributes[name]) for name in ("call_target_name", "operand_layouts", "result_layouts")
+        }
+        for entry in call.attributes["mhlo.backend_config"]:
+            if entry.name == "ir":
+                context = ir.Context()
+                triton.register_dialect(context)
+                module = ir.Module.parse(ir.StringAttr(entry.attr).value_bytes, context)
+                attributes["ir"] = module.operation.get_asm(enable_debug_info=False)
+            elif entry.name == "module":
+                attributes["bytes"] = len(ir.StringAttr(entry.attr).value_bytes)
+            elif entry.name != "kernel_hash":
+                attributes[entry.name] = str(entry.attr)
+        found.append(attributes)
+    return found
+
+
+@pytest.mark.parametrize(("target", "function", "types"), [
+    ("triton", softmax, [X]), ("mosaic_gpu", attention, QKV), ("triton", attention, QKV),
+])  # fmt: skip
+def test_programs_call_the_kernel_that_they_would_have(monkeypatch, kernels, target, function, types):
+    direct = lowered(pf.fuse(function, target=target), *types)
+    assert not kernels.known  # no GPU is at hand
+    monkeypatch.setattr(lowered_once, "_is_at_hand", lambda arrays: True)
+    once = lowered(pf.fuse(function, target=target), *types)
+    assert len(kernels.known) == 1
+    assert "call_exported" in once.as_text()
+    assert kernels_of(once) == kernels_of(direct)
+    assert len(kernels_of(once)) == 1
+
+
+def test_a_kernel_is_lowered_once_for_several_programs(monkeypatch, at_hand):
+    exported, original = [], lowered_once._exported
+    monkeypatch.setattr(lowered_once, "_exported", lambda *args: exported.append(args[1]) or original(*args))
+    fused = pf.fuse(softmax, target="triton")
+    texts = {lowered(lambda x, n=n: fused(x) + n, X).as_text() for n in range(3)}
+    assert len(texts) == 3
+    assert len(exported) == 1
+    lowered(fused, jax.ShapeDtypeStruct((512, 128), "float32"))
+    assert len(exported) == 2
+
+
+def test_what_cannot_be_exported_is_lowered_as_it_is(monkeypatch, at_hand):
+    def fails(*args):
+        raise ValueError("not in this version")
+
+    monkeypatch.setattr(lowered_once, "_exported", fails)
+    program = lowered(pf.fuse(softmax, target="triton"), X)
+    assert "call_exported" not in program.as_text()
+    assert len(kernels_of(program)) == 1
+
+
+# --- who runs what is exported
+
+
+PHASE = SimpleNamespace(
+    program=SimpleNamespace(given=[SimpleNamespace(name="x"), SimpleNamespace(name="y")]),
+    target=SimpleNamespace(writes_kernels=True),
+)
+
+
+def sums(phases, arrays):
+    return {"sum": arrays["x"] + arrays["y"], "product": arrays["x"] * arrays["y"]}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch, at_hand):
+    monkeypatch.setattr(lowered_once, "_PLATFORM", "cpu")
+    return at_hand
+
+
+def test_what_is_exported_stores_the_same(on_cpu):
+    x, y = np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)
+    program = jax.make_jaxpr(lambda y, x: lowered_once.run([PHASE], {"y": y, "x": x}, sums))(y, x)
+    assert "call_exported" in str(program)
+    for _ in range(2):
+        found = lowered_once.run([PHASE], {"x": x, "y": y}, sums)
+        assert list(found) == ["sum", "product"]
+        np.testing.assert_array_equal(found["sum"], x + y)
+        np.testing.assert_array_equal(found["product"], x)
+
+
+def test_other_types_and_settings_are_other_kernels(on_cpu):
+    x = jnp.arange(4, dtype=jnp.int16)
+    lowered_once.run([PHASE], {"x": x, "y": x}, sums)
+    with jax.default_matmul_precision("highest"):
+        lowered_once.run([PHASE], {"x": x, "y": x}, sums)
+    with jax.enable_x64(True):
+        lowered_once.run([PHASE], {"x": x, "y": x}, sums)
+    found = lowered_once.run([PHASE], {"x": x.astype(jnp.int8), "y": x.astype(jnp.int8)}, sums)
+    assert len(on_cpu.known) == 4
+    assert found["sum"].dtype == jnp.int8
+
+
+def test_only_the_last_kernels_are_kept(monkeypatch, on_cpu):
+    monkeypatch.setattr(lowered_once, "_MOST", 2)
+    arrays = [np.ones(n, np.float32) for n in (1, 2, 1, 3)]
+    for x in arrays:
+        lowered_once.run([PHASE], {"x": x, "y": x}, sums)
+    assert [key[2][0][0] for key in on_cpu.known] == [(1,), (3,)]
+
+
+def test_who_asks_while_it_is_exported_waits(kernels):
+    together, made = Barrier(4, timeout=20), []
+
+    def ask(_):
+        together.wait()
+        return kernels.get("kernel", lambda: made.append(1) or "exported")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == ["exported"] * 4
+    assert made == [1]
+
+
+def test_an_interrupted_export_keeps_nobody_waiting(kernels):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kernels.get("kernel", interrupted)
+    assert kernels.get("kernel", lambda: "exported") is None
+
+
+def test_kernels_of_xla_are_not_exported(at_hand):
+    phase = SimpleNamespace(program=PHASE.program, target=SimpleNamespace(writes_kernels=False))
+    x = np.ones(4, np.float32)
+    lowered_once.run([PHASE, phase], {"x": x, "y": x}, sums)
+    assert not at_hand.known
+
+
+@pytest.mark.parametrize("at_gpu", [True, False])
+def test_meshes_and_devices_by_name_ask_for_kernels_of_their_own(monkeypatch, at_gpu):
+    x = jnp.ones(4)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if at_gpu else "cpu")
+    monkeypatch.setattr(lowered_once._compat, "is_rocm", lambda: False)
+    assert lowered_once._is_at_hand([x]) == at_gpu
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
+        assert not lowered_once._is_at_hand([x])
+    told = []
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    inside = jax.shard_map(
+        lambda x: told.append(lowered_once._is_at_hand([x])) or x, mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    jax.eval_shape(inside, x)
+    assert told == [False]
+
+
+def test_no_module_of_tritons_dialect_is_searched_for(monkeypatch):
+    searched = []
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path, target=None):
+            searched.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    fused = pf.fuse(softmax, target="triton")
+    lowered(fused, X)
+    lowered(lambda x: fused(x) + 1, X)
+    assert len([name for name in searched if name.endswith(".tt")]) <= 1  # before there is one
