@@ -140,12 +140,14 @@ Step = Kernel | JaxprEqn
 class Body:
     """The body of a loop or a branch, which is planned by itself.
 
-    number: among those of a program, in its order. what: words that say which it is.
+    number: among those of a program, in its order. what: words that say which it is. trips: of its loop; None where nobody knows
+    how many there are, or there is no loop.
     """
 
     number: int
     what: str
     plan: "Plan"
+    trips: int | None = None
 
 
 @dataclass(frozen=True)

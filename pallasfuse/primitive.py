@@ -151,7 +151,7 @@ class FusedCall:
             if best is None:
                 return None
             form, (call, plan) = best
-            found[id(call)] = Body(number, what, plan)
+            found[id(call)] = Body(number, what, plan, form.trips)
             return UsedForm(form, functools.partial(bind, call), read_inside(plan))
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is

@@ -7,6 +7,7 @@ clock, only what is predicted to be faster beyond the error of the price is writ
 """
 
 import hashlib
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -337,15 +338,22 @@ def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
 def cannot_win_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
     """Would the kernels of a program as it is have to save more than they could, to win over a form of it by the clock?
 
-    They save no more than what XLA takes for what they replace, by `_MOST_REPLACED` times its price. own: the plan of the program
-    as it is, before its check. other, verdict: as of `is_faster_as_it_is`.
+    They save no more than what XLA takes for what they replace in all trips of loops, by `_MOST_REPLACED` times its price. own: the
+    plan of the program as it is, before its check. other, verdict: as of `is_faster_as_it_is`.
     """
-    in_other_order = own.rewritings or own.outdoes or own.converted.terms_apart  # XLA may take less for that
-    if verdict is None or verdict.ours_us is None or verdict.xla_us is None or own.bodies or in_other_order:
+    # XLA may take less for another order
+    in_other_order = any(p.rewritings or p.outdoes or p.converted.terms_apart for p in own.all())
+    if verdict is None or verdict.ours_us is None or verdict.xla_us is None or in_other_order:
         return False
     other_us = _measured_us(other, verdict.ours_us)
-    replaced_us = sum(k.replaced.us for k in own.kernels)
-    return other_us is not None and _CLEARLY * (verdict.xla_us - _MOST_REPLACED * replaced_us) >= other_us
+    return other_us is not None and _CLEARLY * (verdict.xla_us - _MOST_REPLACED * _replaced_us(own)) >= other_us
+
+
+def _replaced_us(plan: Plan) -> float:
+    """The microseconds that XLA is predicted to take in a call for what kernels replace, in all trips of loops among it; infinity
+    where nobody knows how many trips there are."""
+    in_bodies = (_replaced_us(b.plan) * (math.inf if b.trips is None else b.trips) for b in plan.bodies if b.plan.fuses)
+    return sum((k.replaced.us for k in plan.kernels), sum(in_bodies))
 
 
 def _measured_us(plan: Plan, by_xla_us: float) -> float | None:

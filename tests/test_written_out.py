@@ -93,8 +93,22 @@ def test_kernels_are_not_timed_that_would_have_to_save_more_than_they_can(form_u
     form = replace(own, kernels=(), verdicts=())
     own = replace(own, kernels=(kernel,), **changes)
     assert cannot_win_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0)) == certain
-    in_a_loop = replace(own, bodies=(Body(0, "scan", own),))
+    in_a_loop = replace(own, kernels=(), bodies=(Body(0, "scan", own),))
     assert not cannot_win_as_it_is(in_a_loop, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0))
+
+
+@pytest.mark.parametrize(
+    ("trips", "certain"), [((4,), True), ((5,), False), ((2, 2), True), ((3, 2), False), ((2, None), False)]
+)
+def test_kernels_in_bodies_of_loops_save_in_all_trips(trips, certain):
+    """As above: three times what they replace must make up for 38.8 microseconds."""
+    own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
+    (kernel,) = own.kernels
+    body = replace(own, kernels=(replace(kernel, replaced=replace(kernel.replaced, us=3.0)),))
+    form = replace(own, kernels=(), verdicts=())
+    for n in reversed(trips):
+        body = replace(own, kernels=(), bodies=(Body(0, "scan", body, n),))
+    assert cannot_win_as_it_is(body, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == certain
 
 
 def test_kernels_in_bodies_of_loops_are_kept():

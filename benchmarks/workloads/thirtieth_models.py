@@ -76,8 +76,7 @@ def _hearts(size: Size) -> Built:
                 if k % 3 == 2:
                     x = jax.nn.relu(x + self.shortcuts[k // 3](short))
                     short = x
-            share = jnp.where(real, self.score(x)[0].astype(jnp.float32), -jnp.inf)
-            share = jax.nn.softmax(share)
+            share = jax.nn.softmax(jnp.where(real, self.score(x)[0].astype(jnp.float32), -jnp.inf))
             y = x.astype(jnp.float32)
             top = jnp.max(jnp.where(real, y, -jnp.inf), axis=1)
             pooled = jnp.concatenate([y @ share, top]).astype(dtype)
@@ -94,13 +93,16 @@ def _hearts(size: Size) -> Built:
         count = jnp.cumsum(jnp.pad(mask, ((0, 0), (0, 0), (drift, 0))), axis=-1)
         mean = (total[..., drift:] - total[..., :-drift]) / jnp.maximum(count[..., drift:] - count[..., :-drift], 1.0)
         x = (record - mean) * mask
-        spread = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) / jnp.sum(mask, axis=-1, keepdims=True) + 1e-6)
+        spread = jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) / jnp.sum(mask, -1, keepdims=True) + 1e-6)
         x = jnp.clip(x / spread, -8.0, 8.0).astype(dtype)
         scores, share = jax.vmap(eqx.combine(arrays, still))(x, real)
         chance = jax.nn.sigmoid(scores)
         value = jnp.mean(jax.nn.softplus(scores) - scores * label)
-        hit = (chance > 0.5) & label
-        f = 2 * jnp.sum(hit, axis=0) / jnp.maximum(jnp.sum(chance > 0.5, axis=0) + jnp.sum(label, axis=0), 1)
+        f = (
+            2
+            * jnp.sum((chance > 0.5) & label, axis=0)
+            / jnp.maximum(jnp.sum(chance > 0.5, axis=0) + jnp.sum(label, axis=0), 1)
+        )
         return chance, value, f, jnp.argmax(share, axis=-1), spread[..., 0]
 
     def kept(r: Any) -> Any:
@@ -119,8 +121,7 @@ def _board(size: Size) -> Built:
     """This tells chances of moves and of winning from boards of chess, whose squares are words.
 
     It is the transformer of Leela Chess Zero (LeelaChessZero/lczero-training), with linen: attention gets added tables that a small
-    network makes from the whole board, moves are pairs of squares, promotions have scores of their own, and moves of one list of
-    1858 are picked out of all pairs.
+    network makes from the whole board, moves are pairs of squares, and 1858 moves are picked out of all pairs and promotions.
     """
     from flax import linen as nn
 
@@ -130,20 +131,12 @@ def _board(size: Size) -> Built:
     dtype = half(size)
     how = {"dtype": dtype, "param_dtype": dtype}
     alpha = (2 * depth) ** 0.25
-    pairs = [
-        (s, t)
-        for s in range(64)
-        for t in range(64)
-        if s != t
-        and (
-            s % 8 == t % 8
-            or s // 8 == t // 8
-            or abs(s % 8 - t % 8) == abs(s // 8 - t // 8)
-            or {abs(s % 8 - t % 8), abs(s // 8 - t // 8)} == {1, 2}
-        )
-    ]
+    far = [(s, t, abs(s % 8 - t % 8), abs(s // 8 - t // 8)) for s in range(64) for t in range(64) if s != t]
+    pairs = [(s, t) for s, t, x, y in far if x * y in (0, 2) or x == y]
     raised = [(s, t) for s in range(48, 56) for t in range(56, 64) if abs(s % 8 - t % 8) < 2]
-    listed = np.array([s * 64 + t for s, t in pairs] + [4096 + 3 * ((s - 48) * 8 + t - 56) + k for s, t in raised for k in range(3)])
+    listed = np.array(
+        [s * 64 + t for s, t in pairs] + [4096 + 3 * ((s - 48) * 8 + t - 56) + k for s, t in raised for k in range(3)]
+    )
 
     class Layer(nn.Module):
         """This is one layer, with its own added tables."""
@@ -216,7 +209,7 @@ def _leaps(size: Size) -> Built:
     from flax import nnx
 
     b, long, bins, n, deep, words, units = pick(
-        size, (64, 1024, 80, 512, 640, 1024, 4), (4, 256, 80, 128, 128, 256, 2), (2, 32, 6, 8, 8, 7, 1)
+        size, (64, 1024, 80, 512, 640, 1024, 4), (8, 512, 80, 176, 192, 512, 2), (2, 32, 6, 8, 8, 7, 1)
     )
     dtype, frames, leaps, reach = half(size), long // 8, 5, 9
     most, blank = 2 * frames, words
@@ -367,13 +360,25 @@ def _genomes(size: Size) -> Built:
         return normal(depth, *shape, dtype=dtype, scale=shape[0] ** -0.5)
 
     q = {"norm1": normal(depth, n, dtype=dtype, scale=0.1, offset=1.0), "enter": of(n, 3 * n), "leave": of(n, n)}
-    q |= {"norm2": normal(depth, n, dtype=dtype, scale=0.1, offset=1.0), "leave_b": normal(depth, n, dtype=dtype, scale=0.1)}
+    q |= {
+        "norm2": normal(depth, n, dtype=dtype, scale=0.1, offset=1.0),
+        "leave_b": normal(depth, n, dtype=dtype, scale=0.1),
+    }
     q |= {"short": normal(depth, 3 * n, reach, dtype=dtype, scale=0.6), "short_b": normal(depth, 3 * n, scale=0.1)}
     q |= {"damp": normal(depth, n, poles, offset=-2.0), "turn": normal(depth, n, poles), "straight": normal(depth, n)}
     q |= {"share": normal(depth, n, poles, 2, scale=0.1)}
     q |= {"gate": of(n, wide), "up": of(n, wide), "down": of(wide, n)}
-    a = {"norm1": gain(n, dtype), "norm2": gain(n, dtype), "qkv": weight(n, 3 * n, dtype=dtype), "out": weight(n, n, dtype=dtype)}
-    a |= {"gate": weight(n, wide, dtype=dtype), "up": weight(n, wide, dtype=dtype), "down": weight(wide, n, dtype=dtype)}
+    a = {
+        "norm1": gain(n, dtype),
+        "norm2": gain(n, dtype),
+        "qkv": weight(n, 3 * n, dtype=dtype),
+        "out": weight(n, n, dtype=dtype),
+    }
+    a |= {
+        "gate": weight(n, wide, dtype=dtype),
+        "up": weight(n, wide, dtype=dtype),
+        "down": weight(wide, n, dtype=dtype),
+    }
     p = {"table": normal(words, n, dtype=dtype, scale=n**-0.5), "filters": q, "attend": a, "norm": gain(n, dtype)}
     past, state = normal(depth, 1, reach - 1, 3 * n, dtype=dtype), normal(depth, 1, n, poles, 2, scale=0.5)
     cache = {k: normal(1, long, h, n // h, dtype=dtype) for k in ("k", "v")}
@@ -429,7 +434,9 @@ def _wishes(size: Size) -> Built:
         core = hk.GRU(deep)
         y, _ = hk.dynamic_unroll(core, x.swapaxes(0, 1), core.initial_state(b))
         y = y.swapaxes(0, 1)
-        judge = hk.Sequential([hk.Linear(100), jax.nn.sigmoid, hk.Linear(50), jax.nn.sigmoid, hk.Linear(1)], name="judge")
+        judge = hk.Sequential(
+            [hk.Linear(100), jax.nn.sigmoid, hk.Linear(50), jax.nn.sigmoid, hk.Linear(1)], name="judge"
+        )
         true = judge(jnp.concatenate([y[:, :-1], x[:, 1:]], axis=-1))[..., 0]
         false = judge(jnp.concatenate([y[:, :-1], wrong[:, 1:]], axis=-1))[..., 0]
         aside = jnp.where(real[:, 1:], jax.nn.softplus(-true) + jax.nn.softplus(false), 0.0)
@@ -449,7 +456,9 @@ def _wishes(size: Size) -> Built:
     def run(p, good, past, other, length, click):
         """This judges the scores; the kind of a good follows from its number."""
         length = length + 1
-        scores, aside, share, large = network.apply(p, good, good % kinds, past, past % kinds, other, other % kinds, length)
+        scores, aside, share, large = network.apply(
+            p, good, good % kinds, past, past % kinds, other, other % kinds, length
+        )
         logp = jax.nn.log_softmax(scores, axis=-1)
         value = -jnp.mean(jnp.where(click, logp[:, 1], logp[:, 0])) + aside
         chance = jnp.exp(logp[:, 1])
