@@ -86,9 +86,11 @@ class Choice:
         if self.judge.is_shared(()):
             return math.inf
         every = [*self.found, *self.trees_of_listed]
-        bound = self.judge.bound if closely else self.judge.bound_alone
-        bounds = [bound(c) for c in every]
-        return sum(bounds[n] for n in best_disjoint(bounds, [c.covers for c in every]))
+        bounds, covers = [self.judge.bound_alone(c) for c in every], [c.covers for c in every]
+        chosen = best_disjoint(bounds, covers)
+        if closely:  # only those that would be chosen are asked for
+            chosen, bounds, _ = select(bounds, covers, lambda n: self.judge.bound(every[n]))
+        return sum(bounds[n] for n in chosen)
 
     def saved_us(self, groups: Sequence[Group], kernels: Sequence[Price | str]) -> float:
         """The microseconds that groups save together, after a margin for the error of the prices of their kernels."""
@@ -164,13 +166,17 @@ def _with_more(
     return chosen
 
 
+_LESS = 0.999
+"""Kernels are exchanged for others where a program takes less than so much of the time: each round of it takes long."""
+
+
 def _exchanged(
     graph: Graph, chosen: list[Candidate], found: Sequence[Candidate], target: Target, judge: Judge
 ) -> list[Candidate]:
     """Returns the chosen candidates, or others instead of those that they overlap, where all take less time together.
 
     Candidates are chosen by what each saves alone, and two of them may save the same: a kernel that computes a value, and one that
-    reads it, both save XLA's store of it.
+    reads it, both save XLA's store of it. More kernels are looked for only beside those that take less time without.
     """
     while True:
         beside = {id(c): judge.saving(c, others_than(chosen, c.group)) for c in chosen}
@@ -182,9 +188,9 @@ def _exchanged(
             if not overlapping or not _may_save(judge, candidate, rest, saved_us):
                 continue
             others = _join(graph, rest, candidate, target, judge)
-            others = others and _with_more(graph, others, found, target, judge)
-            if others and judge.total_us(others) < best_us:
-                best, best_us = others, judge.total_us(others)
+            if others and judge.total_us(others) < _LESS * best_us:
+                best = _with_more(graph, others, found, target, judge)
+                best_us = judge.total_us(best)
         if best is chosen:
             return chosen
         chosen = best
