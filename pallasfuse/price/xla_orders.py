@@ -6,8 +6,9 @@ a map that is stored for the kernel writes what it computes in the new order; bu
 written once more.
 
 Convolutions have one order of their own, whatever the program's: channels last, or first where windows have three dimensions. All
-that is computed element by element between two of them is in that order, too. A kernel between them has what it reads
-and what it writes turned, each by a kernel of its own or by one that is as slow.
+that is computed element by element between two of them is in that order, too, and so are their results beside each other as one
+array, and parts of them. A kernel between them has what it reads and what it writes turned, each by a kernel of its own or by one
+that is as slow.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -140,9 +141,17 @@ _convolutions = Recent(_found_convolutions)
 
 
 def _found_element_by_element(program: LoopProgram) -> list[tuple[str, frozenset[str]]]:
-    """Lists, in order, the tensors whose elements are computed from those of others as large, each with the names of these."""
+    """Lists, in order, the tensors whose elements are computed from those of others as large, or are theirs, each with the names
+    of these."""
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
-    return [(n.name, frozenset(t for t in n.reads if sizes[t] == sizes[n.name])) for n in program.nests
+
+    def sources(node: Nest | External) -> frozenset[str]:
+        if isinstance(node, External) and node.form == "join":
+            return node.reads
+        cut = node.operands[:1] if isinstance(node, External) and node.form == "selection" else ()
+        return frozenset([*cut, *(t for t in node.reads if sizes[t] == sizes[node.name])])
+
+    return [(n.name, sources(n)) for n in program.nests
             if (not n.is_reduction if isinstance(n, Nest) else n.work is None)]  # fmt: skip
 
 

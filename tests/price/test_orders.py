@@ -109,6 +109,27 @@ def test_what_a_kernel_has_between_convolutions_is_turned(order, turned, gradien
     assert (kept.read, kept.made) == ((frozenset({first}), frozenset({second})) if turned else (frozenset(),) * 2)
 
 
+def joined(y):
+    return jnp.concatenate([jnp.sin(y[:, :8]), y[:, 8:]], 1)
+
+
+def picked(y):
+    """Has every second picture, whose numbers nobody knows before."""
+    return jnp.concatenate([y, y], 0)[jnp.arange(8) * 2]
+
+
+@pytest.mark.parametrize("order", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("between", [joined, picked])
+def test_results_of_convolutions_as_one_array_and_parts_of_them_are_turned(order, between):
+    found, first, second = convolved(order, between=between)
+    moved = [n.name for n in found.nests if isinstance(n, External) and n.form in ("join", "selection")]
+    assert moved
+    kept = turned_for_convolutions(found, {first}, moved)
+    assert kept.made == ({first} if order == "NCHW" else set())
+    kept = turned_for_convolutions(found, {second}, moved)
+    assert kept.read == (set(moved) if order == "NCHW" else set())
+
+
 def test_what_is_made_of_sums_is_in_any_order():
     found, first, _ = convolved("NCHW", between=lambda y: y * y.mean((2, 3), keepdims=True))
     means = {n.name for n in found.nests if isinstance(n, Nest) and n.is_reduction}
