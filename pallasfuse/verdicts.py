@@ -1,5 +1,6 @@
 """Verdicts say what a clock found about a plan: one for each kernel, and one for the whole call."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,7 +66,7 @@ def words_for_kernels(entry: Mapping[str, Any]) -> str:
     """Says what kernels take alone, where they were compared and XLA's won; else nothing. entry: the record of a comparison.
 
     Nothing either where they are all that was timed."""
-    if entry["faster"] or entry.get("kernels_us", entry["us"]) == entry["us"]:
+    if entry["faster"] or math.isclose(entry.get("kernels_us", entry["us"]), entry["us"]):
         return ""
     times = words_for_times(entry["kernels_us"], entry["xla_kernels_us"])
     return f"; kernels alone, without the gaps between them: {times}"

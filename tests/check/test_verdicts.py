@@ -13,7 +13,7 @@ import pallasfuse as pf
 from pallasfuse import store, subjects, whole_calls
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from pallasfuse.verdicts import WHOLE_CALL
+from pallasfuse.verdicts import WHOLE_CALL, words_for_kernels
 from tests.check.clock import X, kernels_run, layers, left_to_xla, same, timed_by
 from tests.programs_by_name import softmax, variance
 
@@ -371,6 +371,13 @@ def test_a_kernel_that_wins_by_the_clock_alone_is_left_to_xla(monkeypatch):
     told = "kernels alone, without the gaps between them: 8.45 us against 6.5 us"
     assert told in verdict.reason
     assert any(told in f.reason for f in plan.fallbacks)
+
+
+def test_what_was_timed_by_kernels_alone_is_said_once():
+    entry = {"faster": False, "us": 1e6 * (1e-6 * 1.184), "xla_us": 1.1, "kernels_us": 1.184, "xla_kernels_us": 1.1}
+    assert entry["us"] != entry["kernels_us"]  # by the last bit
+    assert words_for_kernels(entry) == ""
+    assert "1.184 us against 1.1 us" in words_for_kernels({**entry, "us": 9.0, "xla_us": 10.0})
 
 
 @pytest.mark.parametrize(
