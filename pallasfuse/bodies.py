@@ -46,6 +46,8 @@ class BodyForm:
     stored: Callable[[Collection[int]], Jaxpr | None] = lambda _: None
     """Returns the program that computes what is stored before the loop for kernels alone, by the numbers of the arguments that
     they read; None where nothing is."""
+    hoists: bool = False
+    """Something is computed before the loop that XLA may compute in each trip: that saves more than kernels do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ def _inside(
     def stored(read: Collection[int]) -> Jaxpr | None:
         return None if parts is None else stored_for(parts, jaxpr, read)
 
-    return _Inside(BodyForm(inside, boundary, by_number, trips, stored), before)
+    return _Inside(BodyForm(inside, boundary, by_number, trips, stored, hoists=parts is not None), before)
 
 
 def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:

@@ -142,9 +142,9 @@ def call_consts(plan: Plan) -> list[Any]:
     return list(plan.converted.jaxpr.consts)
 
 
-def _as_function(plan: Plan) -> Callable[..., list[Array]]:
+def _as_function(plan: Plan, exported: bool = False) -> Callable[..., list[Array]]:
     def fused(*arguments: Array) -> list[Array]:
-        return execute(plan, [*call_consts(plan), *arguments])
+        return execute(plan, [*call_consts(plan), *arguments], run_kernel_anew if exported else None)
 
     return jax.jit(fused) if _changes(plan) else fused
 
@@ -153,7 +153,7 @@ as_function = Recent(_as_function, most=64)
 """Returns what runs a plan on the values of the program's inputs.
 
 Several calls of one plan in a program are calls of one function, so that its kernels are lowered and compiled once. What changes
-nothing is no function of its own: XLA's passes depend on that.
+nothing is no function of its own: XLA's passes depend on that. exported: the program is lowered for `jax.export`.
 """
 
 
@@ -189,37 +189,44 @@ def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:
     return result if same or target.platform == "cpu" else jax.lax.optimization_barrier(result)
 
 
-def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array], *, anew: bool = False) -> dict[str, Array]:
     """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters.
 
     Equal kernels of a plan are calls of one function, which is traced, lowered and optimised once. XLA for CPUs is asked to inline
-    loops of its own late: it would compile every copy of them anew. Kernels for GPUs are calls already.
+    loops of its own late: it would compile every copy of them anew. Kernels for GPUs are calls already. anew: it is lowered for
+    this program, and not for all that call it.
     """
     if kernel.original is None or kernel.original not in plan.repeated:
-        return lowered_once.run(kernel.phases, arrays, run_phases)
-    results = _function(plan, kernel.original)(*[arrays[name] for name in kernel.reads])
+        return run_phases(kernel.phases, arrays) if anew else lowered_once.run(kernel.phases, arrays, run_phases)
+    results = _function(plan, kernel.original, anew)(*[arrays[name] for name in kernel.reads])
     return dict(zip(kernel.stores, results, strict=True))
 
 
-_functions: WeakKeyDictionary[Original, dict[str, Callable[..., list[Array]]]] = WeakKeyDictionary()
+def run_kernel_anew(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Runs a kernel as `run_kernel`, lowered for this program: what users export is to run with other versions of JAX, too."""
+    return run_kernel(plan, kernel, arrays, anew=True)
 
 
-def _function(plan: Plan, original: Original) -> Callable[..., list[Array]]:
+_functions: WeakKeyDictionary[Original, dict[tuple[str, bool], Callable[..., list[Array]]]] = WeakKeyDictionary()
+
+
+def _function(plan: Plan, original: Original, anew: bool) -> Callable[..., list[Array]]:
     """A kernel as a function of its inputs, in their order: the same one at every call. Where XLA does not inline it, its
     operations have no other scopes than the function's own: they are those that the kernel's places have in common."""
     phases, reads, outputs = original.placed.phases, original.reads, original.group.outputs
     inlined = any(phase.target.platform != "cpu" for phase in phases)
     scope = "" if inlined else plan.repeated[original]
-    made = _functions.setdefault(original, {})
-    if scope not in made:
+    made, key = _functions.setdefault(original, {}), (scope, anew)
+    if key not in made:
 
         def kernel(*inputs: Array) -> list[Array]:
             with _compat.in_scopes(*filter(None, scope.split("/"))):
-                found = lowered_once.run(phases, dict(zip(reads, inputs, strict=True)), run_phases)
+                given = dict(zip(reads, inputs, strict=True))
+                found = run_phases(phases, given) if anew else lowered_once.run(phases, given, run_phases)
             return [found[nest.name] for nest in outputs]
 
-        made[scope] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)
-    return made[scope]
+        made[key] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)
+    return made[key]
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

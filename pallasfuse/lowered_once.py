@@ -34,11 +34,13 @@ _PLATFORM = "cuda"
 
 @dataclass(frozen=True, slots=True)
 class _Exported:
-    """A kernel as it was exported, and the names of what it stores, in order. As long as it is kept, its phases are no others."""
+    """A kernel as it was exported, and the names of what it stores, in order. As long as it is kept, its phases are no others.
+
+    Without a program it could not be exported."""
 
     phases: tuple[Phase, ...]
-    program: export.Exported
-    stores: tuple[str, ...]
+    program: export.Exported | None = None
+    stores: tuple[str, ...] = ()
 
 
 @dataclass
@@ -49,7 +51,7 @@ class _Kernels:
     known: "OrderedDict[object, Future[_Exported | None]]" = field(default_factory=OrderedDict)
 
     def get(self, key: object, make: Callable[[], _Exported]) -> _Exported | None:
-        """Returns the kernel of a key, made by the first who asks for it; None where it could not be made."""
+        """Returns the kernel of a key, made by the first who asks for it; None to those who wait where that was interrupted."""
         with self.lock:
             found = self.known.get(key)
             if found is not None:
@@ -60,14 +62,14 @@ class _Kernels:
                     self.known.popitem(last=False)
         if found is not None:
             return found.result()
-        result = None
         try:
-            result = make()
-        except Exception:  # who asked runs it as it is, and is told what is wrong with it
-            result = None
-        finally:
-            made.set_result(result)
-        return result
+            made.set_result(make())
+        finally:  # whatever interrupts it: others may wait
+            if not made.done():
+                with self.lock:
+                    self.known.pop(key, None)
+                made.set_result(None)
+        return made.result()
 
 
 _kernels = _Kernels()
@@ -82,7 +84,7 @@ def run(phases: Sequence[Phase], arrays: Mapping[str, Array], run_phases: Run) -
     settings = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
     key = tuple(map(id, phases)), tuple(names), tuple((t.shape, t.dtype) for t in types), settings
     found = _kernels.get(key, lambda: _exported(phases, names, types, run_phases))
-    if found is None:
+    if found is None or found.program is None:
         return run_phases(phases, arrays)
     return dict(zip(found.stores, found.program.call(*[arrays[n] for n in names]), strict=True))
 
@@ -95,8 +97,11 @@ def _exported(phases: Sequence[Phase], names: Sequence[str], types: Sequence[Any
         stores[:] = stored
         return list(stored.values())
 
-    with _compat.for_this_version():
-        program = export.export(jax.jit(kernel), platforms=(_PLATFORM,), disabled_checks=_UNCHECKED)(*types)
+    try:
+        with _compat.for_this_version():
+            program = export.export(jax.jit(kernel), platforms=(_PLATFORM,), disabled_checks=_UNCHECKED)(*types)
+    except Exception:  # who asked runs it as it is, and is told what is wrong with it
+        return _Exported(tuple(phases))
     return _Exported(tuple(phases), program, tuple(stores))
 
 

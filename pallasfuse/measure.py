@@ -47,7 +47,7 @@ class Measured:
     `skipped`: why nothing was timed. `seconds`: what it took, compilation included, without waiting for other processes.
     `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
     kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured. Of the shortest parts
-    these are the `microseconds`, too.
+    these are the `microseconds`, too, where all were timed so.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)
@@ -223,8 +223,12 @@ def _by_kernels(
     if len(left) == 1:
         return by_clock, {}
     outcome, kernels = _confirmed(by_clock, left, arguments)
-    seconds = {**least_s, **{n: 1e-6 * us for n, us in kernels.items()}}
-    return (replace(outcome, seconds=seconds), kernels) if kernels else None
+    if not kernels:
+        return None
+    # the clock sees no difference between calls that take less than to send them off
+    winner = min(outcome.faster, key=kernels.__getitem__, default=reference)
+    seconds = {n: 1e-6 * us for n, us in kernels.items()} if kernels.keys() == least_s.keys() else least_s
+    return replace(outcome, winner=winner, seconds=seconds), kernels
 
 
 def _confirmed(

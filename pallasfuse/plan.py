@@ -140,8 +140,8 @@ Step = Kernel | JaxprEqn
 class Body:
     """The body of a loop or a branch, which is planned by itself.
 
-    number: among those of a program, in its order. what: words that say which it is. trips: of its loop; None where nobody knows
-    how many there are, or there is no loop.
+    number: among those of a program, in its order. what: words that say which it is. trips: of its loop, in which its kernels save
+    what they replace; None where nobody knows how many there are, where there is no loop, and where more is saved than that.
     """
 
     number: int

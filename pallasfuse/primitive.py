@@ -151,7 +151,7 @@ class FusedCall:
             if best is None:
                 return None
             form, (call, plan) = best
-            found[id(call)] = Body(number, what, plan, form.trips)
+            found[id(call)] = Body(number, what, plan, None if form.hoists else form.trips)
             return UsedForm(form, functools.partial(bind, call), read_inside(plan))
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
@@ -350,7 +350,7 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) 
     def run_on(target: Target) -> Callable[..., list[Any]]:
         plan = call.plan_on(target, at_hand)
         if runner is None:
-            return as_function(plan)
+            return as_function(plan, _compat.is_exported(ctx))
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target, scope = _lowerable(target_for(platform, call.options), platform, ctx, call)

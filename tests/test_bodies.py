@@ -344,6 +344,20 @@ def test_exceptions_of_bodies_are_the_plans():
     assert set(body.plan.exceptions) <= set(plan.exceptions) <= set(plan.conditions) and plan.exceptions
 
 
+def test_bodies_know_how_many_trips_save_what_their_kernels_do():
+    """Nobody knows the trips of a while loop; and what is computed before a loop saves more than its kernels."""
+
+    def hoisted(x, p):
+        return jax.lax.scan(lambda c, _: (layer(c, {**p, "q": p["q"] @ p["q"].T @ p["q"]}), None), x, None, length=4)[0]
+
+    def trips(function, *arrays):
+        return [b.trips for b in everything(function).explain(*arrays).bodies]
+
+    assert trips(scanned, *THREE) == [3]
+    assert trips(repeated_by_while, *ONE) == [None]
+    assert trips(hoisted, *ONE[:2]) == [None]
+
+
 def test_stages_lower_bodies_for_the_target_that_they_show():
     tiled = everything(scanned).trace(*THREE).fuse("interpret").tile()
     assert all(k.target.name == "interpret" for p in tiled.plan.all() for k in p.kernels)

@@ -1,6 +1,8 @@
 """Kernels of a GPU that are lowered once for all programs: the same kernels, and none where types say more than shapes."""
 
+import gc
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
@@ -104,11 +106,22 @@ def test_a_kernel_is_lowered_once_for_several_programs(monkeypatch, at_hand):
     assert len(exported) == 2
 
 
+def test_what_users_export_has_kernels_for_other_versions_of_jax(at_hand):
+    """JAX lowers them otherwise, and a function that was traced for another program is no answer."""
+    fused = pf.fuse(attention, target="mosaic_gpu")
+    assert "call_exported" in lowered(fused, *QKV).as_text()
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
+        module = jax.export.export(jax.jit(fused), platforms=("cuda",))(*QKV).mlir_module()
+    assert "call_exported" not in module
+    assert module.count("mosaic_gpu") > 0
+    assert len(at_hand.known) == 1
+
+
 def test_what_cannot_be_exported_is_lowered_as_it_is(monkeypatch, at_hand):
-    def fails(*args):
+    def fails(*args, **how):
         raise ValueError("not in this version")
 
-    monkeypatch.setattr(lowered_once, "_exported", fails)
+    monkeypatch.setattr(lowered_once.export, "export", fails)
     program = lowered(pf.fuse(softmax, target="triton"), X)
     assert "call_exported" not in program.as_text()
     assert len(kernels_of(program)) == 1
@@ -117,10 +130,16 @@ def test_what_cannot_be_exported_is_lowered_as_it_is(monkeypatch, at_hand):
 # --- who runs what is exported
 
 
-PHASE = SimpleNamespace(
-    program=SimpleNamespace(given=[SimpleNamespace(name="x"), SimpleNamespace(name="y")]),
-    target=SimpleNamespace(writes_kernels=True),
-)
+class Phase(SimpleNamespace):
+    """Stands for a phase of a kernel that reads two arrays."""
+
+
+def phase(*, writes_kernels=True):
+    program = SimpleNamespace(given=[SimpleNamespace(name="x"), SimpleNamespace(name="y")])
+    return Phase(program=program, target=SimpleNamespace(writes_kernels=writes_kernels))
+
+
+PHASE = phase()
 
 
 def sums(phases, arrays):
@@ -156,6 +175,33 @@ def test_other_types_and_settings_are_other_kernels(on_cpu):
     assert found["sum"].dtype == jnp.int8
 
 
+def test_kernels_of_equal_types_are_not_taken_for_each_other(on_cpu):
+    x = np.arange(4.0, dtype=np.float32)
+
+    def product(phases, arrays):
+        return {"sum": arrays["x"] * arrays["y"]}
+
+    lowered_once.run([PHASE], {"x": x, "y": x}, sums)
+    found = lowered_once.run([phase()], {"x": x, "y": x}, product)
+    np.testing.assert_array_equal(found["sum"], x * x)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_phases_live_as_long_as_their_kernel_is_kept(on_cpu, monkeypatch, fails):
+    """Another phase may get the identity of one that is gone."""
+    if fails:
+        monkeypatch.setattr(lowered_once.export, "export", lambda *_, **__: 1 / 0)
+    x, own = np.ones(4, np.float32), phase()
+    alive = weakref.ref(own)
+    lowered_once.run([own], {"x": x, "y": x}, sums)
+    del own
+    gc.collect()
+    assert alive() is not None
+    on_cpu.known.clear()
+    gc.collect()
+    assert alive() is None
+
+
 def test_only_the_last_kernels_are_kept(monkeypatch, on_cpu):
     monkeypatch.setattr(lowered_once, "_MOST", 2)
     arrays = [np.ones(n, np.float32) for n in (1, 2, 1, 3)]
@@ -182,22 +228,21 @@ def test_an_interrupted_export_keeps_nobody_waiting(kernels):
 
     with pytest.raises(KeyboardInterrupt):
         kernels.get("kernel", interrupted)
-    assert kernels.get("kernel", lambda: "exported") is None
+    assert kernels.get("kernel", lambda: "exported") == "exported"
 
 
 def test_kernels_of_xla_are_not_exported(at_hand):
-    phase = SimpleNamespace(program=PHASE.program, target=SimpleNamespace(writes_kernels=False))
     x = np.ones(4, np.float32)
-    lowered_once.run([PHASE, phase], {"x": x, "y": x}, sums)
+    lowered_once.run([PHASE, phase(writes_kernels=False)], {"x": x, "y": x}, sums)
     assert not at_hand.known
 
 
-@pytest.mark.parametrize("at_gpu", [True, False])
-def test_meshes_and_devices_by_name_ask_for_kernels_of_their_own(monkeypatch, at_gpu):
+@pytest.mark.parametrize(("platform", "rocm"), [("gpu", False), ("gpu", True), ("cpu", False)])
+def test_meshes_and_devices_by_name_ask_for_kernels_of_their_own(monkeypatch, platform, rocm):
     x = jnp.ones(4)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if at_gpu else "cpu")
-    monkeypatch.setattr(lowered_once._compat, "is_rocm", lambda: False)
-    assert lowered_once._is_at_hand([x]) == at_gpu
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(lowered_once._compat, "is_rocm", lambda: rocm)
+    assert lowered_once._is_at_hand([x]) == (platform == "gpu" and not rocm)
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
         assert not lowered_once._is_at_hand([x])
     told = []

@@ -231,7 +231,23 @@ def test_a_part_that_lost_by_the_clock_keeps_no_other_from_winning(kernels, no_r
     no_race(often=9.0, once=12.0, twice=140.0)
     found = compare({"often": often, "twice": once, "once": once}, [SMALL], parts=True)
     assert (found.winner, found.kernels.keys()) == ("once", {"often", "once"})
-    assert found.microseconds == pytest.approx({"often": 2.0, "once": 1.0, "twice": 140.0})
+    # of one kind: all by the clock, as one has no other time
+    assert found.microseconds == pytest.approx({"often": 9.0, "once": 12.0, "twice": 140.0})
+
+
+def test_of_short_parts_the_one_with_the_fastest_kernels_wins(kernels, no_race):
+    """The clock sees no difference between them: it tells how long it takes to send them off."""
+    kernels(2e-6, 1.0e-6, 1.049e-6)
+    no_race(often=10.0, once=9.05, twice=9.0)
+    found = compare({"often": often, "once": once, "twice": lambda x: jnp.tanh(x @ x)}, [SMALL], parts=True)
+    assert (found.winner, found.faster) == ("once", {"once", "twice"})
+
+
+def test_one_slow_look_does_not_lose(kernels, no_race, monkeypatch):
+    kernels(2e-6, 1e-6)
+    slow = iter([1e-3, 12e-6, 1e-3, 1e-3])  # one more decides that they are short
+    monkeypatch.setattr(measure, "_samplers", lambda *_: {"often": lambda: (9e-6, 1), "once": lambda: (next(slow), 1)})
+    assert compare({"often": often, "once": once}, [SMALL], parts=True).winner == "once"
 
 
 @pytest.mark.parametrize(("parts", "times"), [(True, [1, 1]), (False, [1, 1, 32, 32])])

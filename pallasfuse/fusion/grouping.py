@@ -189,11 +189,11 @@ def _exchanged(
                 continue
             others = _join(graph, rest, candidate, target, judge)
             if others and judge.total_us(others) < _LESS * best_us:
-                best = _with_more(graph, others, found, target, judge)
-                best_us = judge.total_us(best)
+                best, best_us = others, judge.total_us(others)
         if best is chosen:
             return chosen
-        chosen = best
+        # what saves something only if prices err makes the whole longer by its price, and each round has to make it shorter
+        chosen = min(best, _with_more(graph, best, found, target, judge), key=judge.total_us)
 
 
 def _may_save(judge: Judge, candidate: Candidate, rest: Sequence[Candidate], saved_us: float) -> bool:

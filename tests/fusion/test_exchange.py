@@ -1,6 +1,8 @@
 """Chosen kernels are exchanged for others where everything takes less time together."""
 
 import math
+import random
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,56 @@ def test_kernels_that_save_the_same_are_exchanged_for_one(monkeypatch):
     assert len(whole.group.folds) == 3 and whole.group.inner
     monkeypatch.setattr(grouping, "_exchanged", lambda graph, chosen, *_: chosen)
     assert all(len(k.group.folds) < 3 for k in kernels())
+
+
+class _Shared:
+    """A candidate, which is its own group, and the arrays that XLA need not store for it."""
+
+    def __init__(self, name, covers, ours, saves):
+        self.name, self.covers, self.ours, self.saves = name, frozenset(covers), ours, frozenset(saves)
+        self.group = self
+
+
+def _judge(stores):
+    """Judges as with a clock: a kernel whose price is up to 1.3 times what it saves is hoped for."""
+
+    def total_us(chosen):
+        gone = frozenset().union(*(c.saves for c in chosen))
+        return sum(us for name, us in stores.items() if name not in gone) + sum(c.ours for c in chosen)
+
+    def saving(candidate, others=()):
+        saved = total_us(others) - total_us([*others, candidate])
+        return saved if saved > 0 else 1e-3 * (0.3 * candidate.ours + saved)
+
+    return SimpleNamespace(total_us=total_us, saving=saving, may_save=lambda *_: True)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_exchanges_come_to_an_end_with_less_time_than_before(monkeypatch, seed):
+    """What is hoped for makes the whole longer by its price, and is not to be exchanged for ever."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(grouping, "_join", lambda graph, chosen, candidate, *_: [*chosen, candidate])
+    more = grouping._with_more
+    for _ in range(50):
+        stores = {name: draw.uniform(0, 20) for name in "abcdef"}
+        found = [_Shared(n, covers, draw.uniform(1, 20), draw.sample("abcdef", 3))
+                 for n, covers in (("A", "p"), ("B", "qr"), ("H", "q"), ("K", "r"))]  # fmt: skip
+        judge = _judge(stores)
+        rounds = iter(range(30))
+        monkeypatch.setattr(grouping, "_with_more", lambda *args, rounds=rounds: (next(rounds), more(*args))[1])
+        for names in ("AHK", "AB", "HK", "B", "H"):
+            start = [c for c in found if c.name in names]
+            left = grouping._exchanged(None, start, found, None, judge)
+            assert judge.total_us(left) <= judge.total_us(start)
+
+
+def test_more_kernels_are_looked_for_beside_an_exchange(monkeypatch):
+    """H saves nothing beside B; beside A, which saves more than B, it does."""
+    monkeypatch.setattr(grouping, "_join", lambda graph, chosen, candidate, *_: [*chosen, candidate])
+    found = [_Shared("A", "p", 1.0, "ab"), _Shared("B", "pq", 5.0, "abc"), _Shared("H", "q", 1.0, "c")]
+    judge = _judge({"a": 10.0, "b": 10.0, "c": 3.0})
+    left = grouping._exchanged(None, [found[1]], found, None, judge)
+    assert [c.name for c in left] == ["A", "H"]
 
 
 def test_a_kernel_replaces_no_more_than_xla_takes_for_its_work(monkeypatch):

@@ -130,6 +130,22 @@ def test_results_of_convolutions_as_one_array_and_parts_of_them_are_turned(order
     assert kept.read == (set(moved) if order == "NCHW" else set())
 
 
+def test_positions_have_no_order_of_convolutions():
+    """An array that chooses is no part of what is chosen from."""
+
+    def function(x, w, table):
+        at = jnp.argmax(convolve(x, w), 1)[:, 0, 0]
+        return table[at]
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW"))
+
+    shapes = [((8, 16, 12, 12), jnp.bfloat16), ((3, 3, 16, 16), jnp.bfloat16), ((64, 256), jnp.float32)]
+    found = convert(jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(*s) for s in shapes])).program
+    chosen = [n.name for n in found.nests if isinstance(n, External) and n.form == "selection"]
+    assert chosen and turned_for_convolutions(found, (), chosen).read == frozenset()
+
+
 def test_what_is_made_of_sums_is_in_any_order():
     found, first, _ = convolved("NCHW", between=lambda y: y * y.mean((2, 3), keepdims=True))
     means = {n.name for n in found.nests if isinstance(n, Nest) and n.is_reduction}
