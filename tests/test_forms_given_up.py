@@ -7,6 +7,7 @@ import pytest
 from pallasfuse import form_choice, pipeline, repetition
 from pallasfuse.first_time import Once, known, one_task
 from pallasfuse.form_choice import Placements, choose_groups
+from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
@@ -83,9 +84,22 @@ def test_what_kernels_save_is_within_the_bound_in_every_form(name):
         bound_us, saved_us = 0.0, 0.0
         for part in segments(places.converted.program):
             own = repetition._Part(part, Placements(places.converted, H100, PRICED), frozenset())
-            bound_us, saved_us = bound_us + own.most_saved_us(), saved_us + own.saved_us()
+            assert own.most_saved_us(closely=True) <= own.most_saved_us()
+            bound_us, saved_us = bound_us + own.most_saved_us(closely=True), saved_us + own.saved_us()
         together_us = predicted_us(places, ()) - predicted_us(places, choose_groups(places).groups)
         assert max(saved_us, together_us) <= repetition._INTERACTION * bound_us
+
+
+def test_bounds_are_refined_only_where_they_decide(monkeypatch):
+    placements = Placements(converted("its gradient"), H100, PRICED)
+    parts = [repetition._Part(p, placements, frozenset()) for p in segments(placements.converted.program)]
+    asked, bound = [], Judge.bound
+    monkeypatch.setattr(Judge, "bound", lambda judge, one, *others: asked.append(one) or bound(judge, one, *others))
+    loose = [part.most_saved_us() for part in parts]
+    assert not asked
+    close = [part.most_saved_us(closely=True) for part in parts]
+    assert sum(close) < sum(loose)
+    assert 0 < len(asked) < sum(part.candidates for part in parts)
 
 
 def test_what_kernels_cannot_save_is_not_priced(monkeypatch):
