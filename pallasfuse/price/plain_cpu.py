@@ -3,7 +3,7 @@
 Rates are numbers of the device (`Device.library`):
 
 - `convolution`: of the rate of products, the share that convolutions reach, which are products of windows; on all cores.
-- `patches_gop_s`: positions of windows that are copied one after the other, each with its channels, to make rows of a product.
+- `patches_gop_s`: rows of windows that are copied one after the other, each with its channels, to make rows of a product.
 - `window_gop_s`: elements of windows that convolutions look at in which each channel is a group of its own.
 - `sorted_gop_s`: positions times the logarithm of the length; `strided_sorted_gop_s`: of rows whose neighbours lie apart;
   `sorted_integers_gop_s`: of rows that are ordered by integers, which XLA compares itself.
@@ -132,7 +132,9 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     product = Term("products", done, "flop", done / (rate * device.library.get("convolution", 1.0)))
     if work.positions == 1:
         return _priced(product, moved, device)
-    copied = _term("positions of windows", float(work.groups * work.rows * work.positions), "patches_gop_s", device)
+    # positions along the last dimension lie side by side, with their channels
+    in_a_row = max(1, work.positions // work.window[-1])
+    copied = _term("rows of windows", float(work.groups * work.rows * in_a_row), "patches_gop_s", device)
     priced = _priced(product, moved, device)
     return Price(priced.us + copied.us, (copied, *priced.terms))
 
