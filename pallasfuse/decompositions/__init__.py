@@ -74,7 +74,12 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), (running.running,)),
         **dict.fromkeys(("argmax", "argmin"), (places.first_place,)),
-        "conv_general_dilated": (windows.convolution, windows.few_positions, windows.by_channel),
+        "conv_general_dilated": (
+            windows.convolution,
+            windows.few_positions,
+            windows.by_channel,
+            windows.of_slices,
+        ),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),

@@ -195,6 +195,56 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
+_MOST_SLICES = 16
+"""The most convolutions that one becomes: each is a call of the library, and reads the images anew."""
+
+
+def of_slices(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution along three dimensions as several along two: of slices of the images, one for each slice of the windows or,
+    where these are fewer, for each position along the first dimension. None for others, and where there would be many.
+
+    A CPU's library copies windows of three dimensions one element after the other, on one core.
+    """
+    of = _Convolution.of(eqn)
+    if of is None or len(of.window) != 3:
+        return None
+    params, (_, _, first, *_) = eqn.params, of.numbers.out_spec
+    taps, step, stride = of.window[0], of.dilated[0], of.strides[0]
+    count = _compat.shape_of(eqn.outvars[0])[first]
+    is_summed = taps <= count or of.groups != 1
+    if (taps if is_summed else count) > _MOST_SLICES:
+        return None
+
+    def flat(images: Array, kernel: Array) -> Array:
+        return lax.conv_general_dilated(
+            images, kernel, of.strides[1:], of.padding[1:], rhs_dilation=of.dilated[1:],
+            dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=of.groups, precision=params["precision"],
+        )  # fmt: skip
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        batch, feature, *spatial = of.numbers.lhs_spec
+        x = jnp.transpose(images.astype(of.summed), (batch, *spatial, feature))
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (*of.padding[0], 0), *[(0, 0, 0)] * 3])
+        w = of.weights(kernel.astype(of.summed))
+
+        def of_tap(tap: int) -> Array:
+            part = lax.slice_in_dim(x, tap * step, tap * step + (count - 1) * stride + 1, stride, axis=1)
+            found = flat(part.reshape(-1, *part.shape[2:]), w[tap])
+            return found.reshape(part.shape[0], count, *found.shape[1:])
+
+        def at(position: int) -> Array:
+            start = position * stride
+            part = lax.slice_in_dim(x, start, start + (taps - 1) * step + 1, step, axis=1)
+            rows, columns = jnp.moveaxis(part, 1, 3), jnp.moveaxis(w, 0, 2)
+            return flat(rows.reshape(*rows.shape[:3], -1), columns.reshape(*columns.shape[:2], -1, of.results))
+
+        if is_summed:
+            return [of.placed(_folded(lax.add, map(of_tap, range(taps))))]
+        return [of.placed(jnp.stack([at(p) for p in range(count)], axis=1))]
+
+    return run
+
+
 def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Returns what computes a convolution whose images are groups of their own at a few positions: a sum for each, and each group.
 

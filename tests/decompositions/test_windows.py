@@ -85,6 +85,71 @@ def test_windows_that_do_not_overlap_are_rows(part, channels, results, window, b
     )  # fmt: skip
 
 
+_SOLID = [("NDHWC", "DHWIO", "NDHWC"), ("NCDHW", "OIDHW", "NCDHW"), ("CDHWN", "IDHWO", "NHDWC")]
+
+
+@pytest.mark.sampled(2, cover=())
+@pytest.mark.parametrize("part", range(2))
+@settings(max_examples=4, deadline=None)
+@given(
+    groups=st.integers(1, 2),
+    window=st.tuples(*[st.integers(1, 3)] * 3),
+    strides=st.tuples(*[st.integers(1, 2)] * 3),
+    dilated=st.tuples(*[st.integers(1, 2)] * 3),
+    padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1), (0, 0)), ((-1, 0), (0, -1), (1, 1))]),
+    layout=st.sampled_from(_SOLID),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_any_convolution_along_three_dimensions(part, groups, window, strides, dilated, padding, layout, dtype):
+    sizes = {"N": 2, "C": 3 * groups, "D": 7, "H": 6, "W": 5, "O": 4 * groups, "I": 3}
+    images = drawn([sizes[d] for d in layout[0]], dtype)
+    weights = drawn([{**sizes, **dict(zip("DHW", window, strict=True))}[d] for d in layout[1]], dtype, seed=1)
+    same(
+        functools.partial(
+            lax.conv_general_dilated, window_strides=strides, padding=padding, rhs_dilation=dilated,
+            dimension_numbers=layout, feature_group_count=groups,
+        ), images, weights, rule=windows.of_slices,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stride", "dilation", "of_weights"), [(1, 1, True), (2, 1, True), (1, 2, True), (1, 1, False), (1, 2, False)]
+)
+def test_gradients_of_convolutions_along_three_dimensions(stride, dilation, of_weights):
+    """Those of the weights have windows as long as the results, at a few positions."""
+
+    def convolved(x, w):
+        return lax.conv_general_dilated(
+            x, w, (stride, 1, 1), [(dilation, dilation), (1, 1), (0, 1)], rhs_dilation=(dilation, 1, 1),
+            dimension_numbers=_SOLID[0],
+        )  # fmt: skip
+
+    x, w = drawn((2, 8, 6, 5, 3)), drawn((3, 3, 2, 3, 4), seed=1)
+    of_results = drawn(convolved(x, w).shape, seed=2)
+    of_one = (lambda w: convolved(x, w)) if of_weights else (lambda x: convolved(x, w))
+    gradient = jax.make_jaxpr(jax.linear_transpose(of_one, w if of_weights else x))(of_results)
+    (eqn,) = (e for e in gradient.eqns if e.primitive.name == "conv_general_dilated")
+    assert windows.of_slices(eqn) is not None
+    shapes = [v.aval.shape for v in eqn.invars]
+    params = {k: v for k, v in eqn.params.items() if k != "out_sharding"}
+    same(
+        lambda a, b: lax.conv_general_dilated_p.bind(a, b, out_sharding=None, **params),
+        drawn(shapes[0]), drawn(shapes[1], seed=3), rule=windows.of_slices,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "reason"),
+    [((1, 40, 40, 40, 2), (20, 20, 20), "many slices"), ((2, 9, 8, 2), (3, 3), "two dimensions")],
+)
+def test_other_convolutions_are_left_alone(shape, window, reason):
+    numbers = ("NDHWC", "DHWIO", "NDHWC") if len(window) == 3 else ("NHWC", "HWIO", "NHWC")
+    eqn = jax.make_jaxpr(
+        lambda x, w: lax.conv_general_dilated(x, w, (1,) * len(window), "SAME", dimension_numbers=numbers)
+    )(drawn(shape), drawn((*window, 2, 2))).eqns[0]
+    assert windows.of_slices(eqn) is None, reason
+
+
 @pytest.mark.parametrize(
     ("taps", "dilation", "stride", "padding"), [(2, 4, 1, (4, 0)), (3, 2, 2, (2, 2)), (3, 7, 1, (3, 4))]
 )
