@@ -3,7 +3,7 @@
 For some operations XLA has neither a library nor a loop that uses the vector units (which, depends on the platform). What they
 compute can be said by operations for which it has. Whether that is faster, the price says, operation by operation, and then a
 clock for the whole program (`written_out`). Values change as by another order of sums, by a rounding more in powers, and by
-less than two units in the last place in sines.
+a few units in the last place in sines, tangents and their inverses.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import (
     angles,
+    arcs,
     joins,
     largest,
     places,
@@ -84,7 +85,8 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),
         "rsqrt": (powers.inverse_root,),
-        **dict.fromkeys(("sin", "cos"), (angles.wave,)),
+        **dict.fromkeys(("sin", "cos", "tan"), (angles.wave,)),
+        **dict.fromkeys(("atan2", "atan", "asin", "acos"), (arcs.arc,)),
         "sort": (sorting.by_integers,),
         "random_bits": (random_words.bits,),
         "threefry2x32": (random_words.words,),

@@ -1,10 +1,10 @@
-"""Sines and cosines of float32, by arithmetic on vectors.
+"""Sines, cosines and tangents of float32, by arithmetic on vectors.
 
 Unless it sums them up at once, XLA for CPUs computes them one after the other. Here a quarter of a turn is taken off so many
 times that no more than half of one is left (Cody and Waite 1980): its parts have so few digits that their products with whole
 numbers below 2^17 are exact, and what the last differences round off is kept. The rest goes to a polynomial. Values are within
-two units in the last place of the exact ones. Arrays with a larger angle, or one that is no number, are left to the C library as
-a whole.
+two units in the last place of the exact ones, those of tangents within four. Arrays with a larger angle, or one that is no number,
+are left to the C library as a whole.
 """
 
 import math
@@ -39,7 +39,8 @@ _SMALL = 2.0**-12
 
 
 def wave(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A sine or a cosine; None for other types than float32 and narrower floats, and where the user asks for an accuracy."""
+    """A sine, a cosine or a tangent; None for other types than float32 and narrower floats, and where the user asks for an
+    accuracy."""
     dtype, name = _compat.dtype_of(eqn.invars[0]), eqn.primitive.name
     computed = wide(dtype)
     if (
@@ -49,7 +50,7 @@ def wave(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         or eqn.params.get("accuracy") is not None
     ):
         return None
-    library, of = {"sin": (lax.sin, _sine), "cos": (lax.cos, _cosine)}[name]
+    library, of = {"sin": (lax.sin, _sine), "cos": (lax.cos, _cosine), "tan": (lax.tan, _tangent)}[name]
 
     def run(x: Array) -> list[Array]:
         angles = x.astype(computed)
@@ -69,6 +70,14 @@ def _cosine(x: Array) -> Array:
     return _turned(number + 1, left)
 
 
+def _tangent(x: Array) -> Array:
+    number, left = _reduced(x)
+    sine, cosine = _waves(left)
+    is_even = (number & 1) == 0
+    found = jnp.where(is_even, sine, -cosine) / jnp.where(is_even, cosine, sine)
+    return jnp.where(lax.abs(x) < _SMALL, x, found)
+
+
 def _reduced(x: Array) -> tuple[Array, Array]:
     """The number of the nearest quarter of a turn, and what is left of an angle beside it."""
     whole = lax.round(x * jnp.float32(2 / math.pi), lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -85,11 +94,15 @@ def _reduced(x: Array) -> tuple[Array, Array]:
 
 def _turned(number: Array, x: Array) -> Array:
     """The sine of so many quarters of a turn and a rest."""
-    square = x * x
-    sine = x + x * (square * _polynomial(_SINE, square))
-    cosine = 1 + square * _polynomial(_COSINE, square)
+    sine, cosine = _waves(x)
     found = jnp.where((number & 1) == 0, sine, cosine)
     return jnp.where((number & 2) == 0, found, -found)
+
+
+def _waves(x: Array) -> tuple[Array, Array]:
+    """The sine and the cosine of an angle of up to an eighth of a turn."""
+    square = x * x
+    return x + x * (square * _polynomial(_SINE, square)), 1 + square * _polynomial(_COSINE, square)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from pallasfuse import device
-from pallasfuse.decompositions import Decomposer, angles, places, random_words, running, sorting
+from pallasfuse.decompositions import Decomposer, angles, arcs, places, random_words, running, sorting
 from pallasfuse.jaxpr_frontend import flatten
 
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, 1.0)
@@ -149,6 +149,85 @@ def test_waves_are_within_two_units_in_the_last_place(name, largest):
         assert np.array_equal(np.signbit(found), np.signbit(wanted))
 
 
+@pytest.mark.parametrize("largest", [1e-3, 1.0, 20.0, 3e3, 131072.0])
+def test_tangents_are_within_four_units_in_the_last_place(largest):
+    angle = np.random.default_rng(0).uniform(-largest, largest, 200_000).astype("float32")
+    quarters = np.arange(1, 83443, 7) * (np.pi / 2)  # where they, or what they are divided by, are close to zero
+    angle = np.concatenate([angle, np.float32(quarters[quarters <= largest]), np.float32([0.0, -0.0])])
+    found = np.float64(jax.jit(rule_of(angles.wave, lax.tan, jnp.asarray(angle)))(jnp.asarray(angle))[0])
+    wanted = np.tan(np.float64(angle))
+    assert units(found, wanted).max() < 4
+    assert np.array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def units(found, wanted):
+    """How far numbers are from others, in units in the last place of these."""
+    unit = np.float64(np.spacing(np.abs(wanted).astype("float32")))
+    return np.abs(np.float64(found) - wanted) / np.maximum(unit, 2.0**-149)
+
+
+@pytest.mark.parametrize("spread", ["normal", "wide", "large", "small", "alike"])
+def test_angles_of_points_are_within_three_units_in_the_last_place(spread):
+    rng = np.random.default_rng(0)
+    x = {
+        "normal": rng.normal(size=200_000),
+        "wide": np.exp(rng.uniform(-80, 80, 200_000)) * rng.choice([-1, 1], 200_000),
+        "large": rng.uniform(0.1, 1, 200_000) * 3.4e38,
+        "small": rng.uniform(1, 9, 200_000) * 1.2e-38,
+        "alike": 1 + 1e-6 * rng.normal(size=200_000),
+    }[spread].astype("float32")
+    y = rng.permutation(x)
+    found = jax.jit(rule_of(arcs.arc, lax.atan2, y, x))(y, x)[0]
+    wanted = np.arctan2(np.float64(y), np.float64(x))
+    normal = np.abs(wanted) >= 2.0**-126  # of others the library's last digits are gone as well
+    assert units(found, wanted)[normal].max() < 3
+    found, wanted = jax.jit(rule_of(arcs.arc, lax.atan, x))(x)[0], np.arctan(np.float64(x))
+    assert units(found, wanted).max() < 3
+
+
+@pytest.mark.parametrize("name", ["asin", "acos"])
+def test_inverse_sines_are_within_three_units_in_the_last_place(name):
+    rng = np.random.default_rng(0)
+    near = np.exp(rng.uniform(-17, 0, 50_000))
+    x = np.float32(np.concatenate([rng.uniform(-1, 1, 200_000), 1 - near, near - 1, [0.0, -0.0, 1.0, -1.0]]))
+    found = jax.jit(rule_of(arcs.arc, getattr(lax, name), x))(x)[0]
+    wanted = getattr(np, f"arc{name[1:]}")(np.float64(x))
+    assert units(found, wanted).max() < 3
+    beyond = jnp.asarray([1.5, -1.5, np.nan, np.inf], "float32")
+    assert np.isnan(rule_of(arcs.arc, getattr(lax, name), beyond)(beyond)[0]).all()
+
+
+def test_angles_of_special_points_are_those_of_the_library():
+    own = np.float32([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 0.5, 1.2e-38])
+    y, x = (jnp.asarray(v.ravel()) for v in np.meshgrid(own, own))
+    found, wanted = rule_of(arcs.arc, lax.atan2, y, x)(y, x)[0], np.arctan2(y, x)
+    np.testing.assert_allclose(found, wanted, rtol=3e-7, atol=2e-38)
+    known = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(found)[known], np.signbit(wanted)[known])
+
+
+@pytest.mark.parametrize("value", [1e-45, -1e-40])
+def test_angles_of_numbers_with_few_digits_are_those_of_the_library(value):
+    """Vectors take them for zero, and a point on one axis for one on the other."""
+    y, x = jnp.asarray([value, 0.5, value], "float32"), jnp.asarray([0.0, 2.0, -1.0], "float32")
+    same_bits(rule_of(arcs.arc, lax.atan2, y, x)(y, x)[0], lax.atan2(y, x))
+    same_bits(rule_of(arcs.arc, lax.atan2, x, y)(x, y)[0], lax.atan2(x, y))
+    for function in (lax.atan, lax.asin, lax.acos):
+        same_bits(rule_of(arcs.arc, function, y)(y)[0], function(y))
+
+
+def test_arcs_of_other_types_stay():
+    x = jnp.ones(3)
+    assert rule_of(arcs.arc, lambda x: lax.atan2(x, x), x.astype("bfloat16")) is not None
+    with jax.enable_x64(True):
+        assert rule_of(arcs.arc, lax.atan, jnp.ones(3, "float64")) is None
+    half = jnp.linspace(-1, 1, 999).astype("bfloat16")
+    for function in (lax.atan, lax.asin, lax.acos):
+        found = rule_of(arcs.arc, function, half)(half)[0]
+        assert found.dtype == half.dtype
+        np.testing.assert_allclose(found.astype("float32"), function(half).astype("float32"), rtol=2**-7)
+
+
 def test_waves_of_an_accuracy_that_is_asked_for_stay():
     x = jnp.ones(3)
     assert rule_of(angles.wave, lambda x: lax.sin(x, accuracy=lax.AccuracyMode.HIGHEST), x) is None
@@ -158,7 +237,7 @@ def test_waves_of_an_accuracy_that_is_asked_for_stay():
 @pytest.mark.parametrize("value", [np.inf, np.nan, 2e5, -1e30])
 def test_waves_of_arrays_with_other_angles_are_those_of_the_library(value):
     angle = jnp.asarray([0.5, value, -3.0], "float32")
-    for function in (lax.sin, lax.cos):
+    for function in (lax.sin, lax.cos, lax.tan):
         same_bits(rule_of(angles.wave, function, angle)(angle)[0], function(angle))
 
 
