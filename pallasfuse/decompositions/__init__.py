@@ -33,7 +33,15 @@ from pallasfuse.decompositions import (
 from pallasfuse.decompositions.neighbours import NONE, Neighbours, computed_again, neighbours
 from pallasfuse.decompositions.operand_orders import sums_of_products, with_more_rows_first
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
-from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_results, with_source_of
+from pallasfuse.decompositions.writing import (
+    Run,
+    Writer,
+    as_usual,
+    has_types_of,
+    traced_as,
+    with_results,
+    with_source_of,
+)
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -336,7 +344,7 @@ class Decomposer:
                         us = self._price_us(other)
                     elif not all(wanted):
                         other = with_results(other, wanted)
-                        us = self._price_us(other)
+                        us = self._price_us(as_usual(other))
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             if self._is_faster(written, before_us, others[number], prices_us[number]):
@@ -347,7 +355,7 @@ class Decomposer:
         """Returns the jaxpr of another way to compute an operation, and the microseconds that it is predicted to take."""
         other = traced_as(eqn, run, eqn.invars)
         if self.with_kernels is None or eqn.primitive.name not in _FOR_KERNELS or other.constvars:
-            return other, self._price_us(other)
+            return other, self._price_us(as_usual(other))
         self._runs[key], us = self.with_kernels(with_source_of(eqn, other))
         return traced_as(eqn, self._runs[key], eqn.invars), us
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -100,6 +101,25 @@ def with_results(jaxpr: Jaxpr, wanted: Sequence[bool]) -> Jaxpr:
     """Returns a jaxpr with the results that are wanted, and what they are computed from."""
     results = [v for v, one in zip(jaxpr.outvars, wanted, strict=True) if one]
     return _compat.without_unused(_compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, jaxpr.eqns, results))
+
+
+def as_usual(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a way to compute an operation with the branch that its choices usually take, the one where a condition holds: another
+    one is for operands that are rare."""
+    if not any(map(_is_choice, jaxpr.eqns)):
+        return jaxpr
+    writer = Writer(jaxpr)
+    for eqn in jaxpr.eqns:
+        if _is_choice(eqn):
+            held = eqn.params["branches"][1]
+            writer.instead(eqn, partial(_compat.eval_jaxpr, held, held.consts), eqn.invars[1:])
+        else:
+            writer.keep(eqn)
+    return writer.written()
+
+
+def _is_choice(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "cond" and len(eqn.params["branches"]) == 2
 
 
 def wide(dtype: Any) -> Any:

@@ -9,6 +9,7 @@ from jax import lax
 import pallasfuse as pf
 from pallasfuse import _compat
 from pallasfuse.decompositions import Decomposer
+from pallasfuse.decompositions.writing import as_usual
 from pallasfuse.device import assumed
 from pallasfuse.jaxpr_frontend import bodies, flatten
 from tests.decompositions.test_short_axes import OTHERS, POINTS, distances
@@ -108,6 +109,18 @@ def test_a_clock_overrules_the_price(faster):
     assert changed == faster
     ((written, other),) = asked
     assert list(operations(written)) == ["conv_general_dilated"] and "conv_general_dilated" not in operations(other)
+
+
+@pytest.mark.parametrize("function", [lax.atan, lax.tan, lambda x: lax.atan2(x, x[::-1])], ids=["atan", "tan", "atan2"])
+def test_operands_that_are_rare_are_not_in_the_price(function):
+    """A way that leaves them to the library is priced as if there were none."""
+    x = jnp.linspace(-1.5, 1.5, 1 << 16)
+    made, is_another = decomposed(function, x)
+    assert is_another
+    assert "cond" in operations(made)
+    usual = as_usual(made)
+    assert "cond" not in operations(usual)
+    np.testing.assert_allclose(_compat.eval_jaxpr(usual, usual.consts, x)[0], function(x), rtol=1e-6, atol=1e-7)
 
 
 def test_no_clock_is_asked_for_what_is_left():
