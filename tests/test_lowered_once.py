@@ -117,6 +117,30 @@ def test_what_users_export_has_kernels_for_other_versions_of_jax(at_hand):
     assert len(at_hand.known) == 1
 
 
+def test_equal_kernels_of_what_users_export_are_their_own_too(at_hand):
+    """They are calls of one function, another one for each purpose."""
+
+    def layers(x, w):
+        for _ in range(12):
+            x = jnp.tanh(x + jax.nn.softmax(x @ w @ x.T, -1) @ x)
+        return x
+
+    fused = pf.fuse(layers, target="triton")
+    arguments = jax.ShapeDtypeStruct((2048, 64), "float32"), jax.ShapeDtypeStruct((64, 64), "float32")
+    assert fused.explain(*arguments).repeated
+
+    def export():
+        unchecked = [jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")]
+        with use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
+            return jax.export.export(jax.jit(fused), platforms=("cuda",), disabled_checks=unchecked)(
+                *arguments
+            ).mlir_module()
+
+    assert "call_exported" not in export()
+    assert "call_exported" in lowered(fused, *arguments).as_text()
+    assert "call_exported" not in export()
+
+
 def test_what_cannot_be_exported_is_lowered_as_it_is(monkeypatch, at_hand):
     def fails(*args, **how):
         raise ValueError("not in this version")

@@ -110,6 +110,9 @@ _STORED_FIRST = frozenset({"conv_general_dilated"})
 """Operations of which other ways are sums over arrays as large as the result. On a CPU the sum is in memory before several
 operations read it, or one that reduces or multiplies: XLA would compute it in each, or give a library products and additions one by
 one, with every array of the sum in memory. (On two cores, four programs with such convolutions took 0.47 to 1.00 times as long.)"""
+_CHOICE_US = 60.0
+"""A choice takes so long on a CPU, by itself: the loop that finds the condition, and to wait for it. (Inverse tangents and tangents
+of 1000 to 20,000 numbers on two cores, 2026-11-29: 20 to 80. GPUs have no way with a choice.)"""
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
@@ -344,7 +347,7 @@ class Decomposer:
                         us = self._price_us(other)
                     elif not all(wanted):
                         other = with_results(other, wanted)
-                        us = self._price_us(as_usual(other))
+                        us = self._way_us(other)
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             if self._is_faster(written, before_us, others[number], prices_us[number]):
@@ -355,9 +358,14 @@ class Decomposer:
         """Returns the jaxpr of another way to compute an operation, and the microseconds that it is predicted to take."""
         other = traced_as(eqn, run, eqn.invars)
         if self.with_kernels is None or eqn.primitive.name not in _FOR_KERNELS or other.constvars:
-            return other, self._price_us(as_usual(other))
+            return other, self._way_us(other)
         self._runs[key], us = self.with_kernels(with_source_of(eqn, other))
         return traced_as(eqn, self._runs[key], eqn.invars), us
+
+    def _way_us(self, way: Jaxpr) -> float:
+        """Returns the microseconds that XLA is predicted to take for another way to compute an operation, with usual operands."""
+        usual, choices = as_usual(way)
+        return self._price_us(usual) + _CHOICE_US * choices
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """Returns the microseconds that XLA is predicted to take for a jaxpr."""

@@ -16,7 +16,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.writing import wide
+from pallasfuse.decompositions.writing import usually, wide
 
 type Array = Any
 
@@ -55,7 +55,7 @@ def wave(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     def run(x: Array) -> list[Array]:
         angles = x.astype(computed)
         are_small = jnp.all(lax.abs(angles) <= _LARGEST)
-        return [lax.cond(are_small, of, library, angles).astype(dtype)]
+        return [usually(are_small, of, library, angles).astype(dtype)]
 
     return run
 

@@ -3,8 +3,8 @@
 XLA for CPUs calls the C library for them, one after the other. Here two numbers become the angle between the axis of the larger
 one and them, at most an eighth of a turn; of it another eighth is taken off where the rest is nearer to that. A polynomial gives
 what is left. The eighths of a turn that the angle has besides are added in two parts, of which the first is exact. Values are
-within three units in the last place of the exact ones. Arrays with numbers of fewer digits than others, which vectors take for
-zero, are left to the C library as a whole.
+within three units in the last place of the exact ones. Arrays with a subnormal number, which vectors take for zero, are left to
+the C library as a whole.
 """
 
 import math
@@ -16,7 +16,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.writing import wide
+from pallasfuse.decompositions.writing import usually, wide
 
 type Array = Any
 
@@ -43,7 +43,7 @@ def arc(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     def run(*operands: Array) -> list[Array]:
         wider = [x.astype(computed) for x in operands]
         have_all_digits = jnp.all(jnp.stack([jnp.all(~_is_subnormal(x)) for x in wider]))
-        return [lax.cond(have_all_digits, of, library, *wider).astype(dtype)]
+        return [usually(have_all_digits, of, library, *wider).astype(dtype)]
 
     return run
 
@@ -58,6 +58,7 @@ def _of_sine(x: Array) -> Array:
 
 
 def _of_cosine(x: Array) -> Array:
+    """As XLA has it, too: of -1 there is no such angle, and half a turn stands for it."""
     half = _angle(lax.sqrt((1 - x) * (1 + x)), 1 + x)
     return jnp.where(x == -1, jnp.float32(math.pi), 2 * half)
 
@@ -74,15 +75,15 @@ def _angle(y: Array, x: Array) -> Array:
     less, more = lax.min(ahead, beside), lax.max(ahead, beside)
     scale = jnp.where(more > _LARGE, jnp.float32(_SCALE), jnp.where(more < 1 / _LARGE, jnp.float32(1 / _SCALE), 1.0))
     less, more = less * scale, more * scale
-    is_even = less == more  # also of two that are infinite
+    are_equal = less == more  # also of two that are infinite
     is_near = less > more * jnp.float32(_TANGENT)
-    above = jnp.where(is_even, 0.0, jnp.where(is_near, less - more, less))
+    above = jnp.where(are_equal, 0.0, jnp.where(is_near, less - more, less))
     below = jnp.where(is_near, less + more, more)
     ratio = above / jnp.where(below == 0, 1.0, below)
     square = ratio * ratio
     left = ratio + ratio * (square * _polynomial(square))
     eighths, sign = jnp.where(is_near, 1.0, 0.0), jnp.float32(1.0)
-    eighths = jnp.where(is_even & (more > 0), 1.0, eighths)
+    eighths = jnp.where(are_equal & (more > 0), 1.0, eighths)
     is_beside, is_behind = beside > ahead, _is_negative(x)
     eighths, sign = jnp.where(is_beside, 2 - eighths, eighths), jnp.where(is_beside, -sign, sign)
     eighths, sign = jnp.where(is_behind, 4 - eighths, eighths), jnp.where(is_behind, -sign, sign)

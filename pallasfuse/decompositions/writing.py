@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -103,11 +104,16 @@ def with_results(jaxpr: Jaxpr, wanted: Sequence[bool]) -> Jaxpr:
     return _compat.without_unused(_compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, jaxpr.eqns, results))
 
 
-def as_usual(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a way to compute an operation with the branch that its choices usually take, the one where a condition holds: another
-    one is for operands that are rare."""
-    if not any(map(_is_choice, jaxpr.eqns)):
-        return jaxpr
+def usually(condition: Any, of: Callable[..., Any], library: Callable[..., Any], *operands: Any) -> Any:
+    """Computes `of` of operands where a condition holds, as it usually does, else `library`: one choice for all of them."""
+    return lax.cond(condition, of, library, *operands)
+
+
+def as_usual(jaxpr: Jaxpr) -> tuple[Jaxpr, int]:
+    """Returns a way to compute an operation without the branches that are rarely taken (`usually`), and how many choices it has."""
+    choices = sum(map(_is_choice, jaxpr.eqns))
+    if not choices:
+        return jaxpr, 0
     writer = Writer(jaxpr)
     for eqn in jaxpr.eqns:
         if _is_choice(eqn):
@@ -115,7 +121,7 @@ def as_usual(jaxpr: Jaxpr) -> Jaxpr:
             writer.instead(eqn, partial(_compat.eval_jaxpr, held, held.consts), eqn.invars[1:])
         else:
             writer.keep(eqn)
-    return writer.written()
+    return writer.written(), choices
 
 
 def _is_choice(eqn: JaxprEqn) -> bool:

@@ -118,9 +118,16 @@ def test_operands_that_are_rare_are_not_in_the_price(function):
     made, is_another = decomposed(function, x)
     assert is_another
     assert "cond" in operations(made)
-    usual = as_usual(made)
+    usual, choices = as_usual(made)
     assert "cond" not in operations(usual)
+    assert choices == 1
     np.testing.assert_allclose(_compat.eval_jaxpr(usual, usual.consts, x)[0], function(x), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("function", [lax.atan, lax.tan])
+@pytest.mark.parametrize(("length", "changes"), [(2000, False), (5000, False), (50_000, True)])
+def test_a_choice_takes_longer_than_few_numbers(function, length, changes):
+    assert decomposed(function, jnp.linspace(-1.5, 1.5, length))[1] == changes
 
 
 def test_no_clock_is_asked_for_what_is_left():
