@@ -197,7 +197,7 @@ def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array], *, anew:
     this program, and not for all that call it.
     """
     if kernel.original is None or kernel.original not in plan.repeated:
-        return run_phases(kernel.phases, arrays) if anew else lowered_once.run(kernel.phases, arrays, run_phases)
+        return _runner(anew)(kernel.phases, arrays)
     results = _function(plan, kernel.original, anew)(*[arrays[name] for name in kernel.reads])
     return dict(zip(kernel.stores, results, strict=True))
 
@@ -221,12 +221,16 @@ def _function(plan: Plan, original: Original, anew: bool) -> Callable[..., list[
 
         def kernel(*inputs: Array) -> list[Array]:
             with _compat.in_scopes(*filter(None, scope.split("/"))):
-                given = dict(zip(reads, inputs, strict=True))
-                found = run_phases(phases, given) if anew else lowered_once.run(phases, given, run_phases)
+                found = _runner(anew)(phases, dict(zip(reads, inputs, strict=True)))
             return [found[nest.name] for nest in outputs]
 
         made[key] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)
     return made[key]
+
+
+def _runner(anew: bool) -> Callable[[Sequence[Phase], Mapping[str, Array]], dict[str, Array]]:
+    """Returns what runs the phases of a kernel: lowered for this program, or once for all that call it."""
+    return run_phases if anew else lambda phases, arrays: lowered_once.run(phases, arrays, run_phases)
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

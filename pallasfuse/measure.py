@@ -81,11 +81,10 @@ def compare(
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. executables: what is compiled already, to which is added what is not. parts:
     the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
-    decides, unless the clock is against one by more than starts take. Where a call takes less than to send it off, they are
-    timed by nothing else. Of other short programs it decides where the clock is
-    against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
-    memory as the first one are not run, unless it is little more. runs_up_to: those that take up to so many times as much are
-    run, and are `larger`. below: as of `samples.drawn`.
+    decides, unless the clock is against one by more than starts take, and no other time is taken where it takes longer to send a
+    call off. Between other short programs it decides where the clock is against one by no more than starts differ from process to
+    process. most_memory: programs that take so many times as much memory as the first one are not run, unless it is little more.
+    runs_up_to: those that take up to so many times as much are run, and are `larger`. below: as of `samples.drawn`.
     """
     start = time.perf_counter()
     times = _times(device, expected_us, parts=parts)
@@ -126,7 +125,8 @@ def requests(
 def _times(device: Any, expected_us: float | None, *, parts: bool) -> int:
     """Returns how often a program runs what is measured: a short one of an accelerator takes less than it takes to send it off.
 
-    Of parts the kernels are timed, which takes one call."""
+    A program that is compared by the times of its kernels alone, as parts of calls are, runs it once.
+    """
     is_short = not parts and (expected_us or math.inf) < 1e6 * _SHORT_S
     return _REPEATS if _is_accelerator(device) and is_short else 1
 

@@ -1,33 +1,15 @@
 """Played games, neurons that fire, nouns in a ball and hidden courses, the thirtieth set: its author saw no plan."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.workloads.registry import Built, Random, Size, half, integers, normal, pick, program, weight
+from benchmarks.workloads.registry import Built, Size, half, integers, normal, pick, program, weight
 from benchmarks.workloads.twenty_fifth_parts import dense, dense_of
-from benchmarks.workloads.twenty_sixth_parts import drawn
+from benchmarks.workloads.twenty_sixth_parts import drawn, state_of
 
 GROUP = "thirtieth"
-
-
-def _state_of(optimiser: Any, weights: Any) -> Any:
-    """This describes the state of an optimiser: counts of steps, small averages and small squares above zero."""
-
-    def of(s: Any) -> Random:
-        if jnp.issubdtype(s.dtype, jnp.integer):
-            return Random(tuple(s.shape), jnp.dtype(s.dtype), below=1000)
-        return normal(*s.shape, dtype=s.dtype, scale=1e-5, offset=1e-4)
-
-    structs = jax.tree.map(lambda r: r.struct if isinstance(r, Random) else r, weights, is_leaf=_is_random)
-    return jax.tree.map(of, jax.eval_shape(optimiser.init, structs))
-
-
-def _is_random(leaf: Any) -> bool:
-    return isinstance(leaf, Random)
 
 
 @program("worths-of-moves-from-fresh-plays-alone-by-norms-and-mixed-returns-radam-step-linen", GROUP)
@@ -98,7 +80,7 @@ def _plays(size: Size) -> Built:
     p = drawn(jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, side, side, 4), jnp.int32)))
     frames = integers(steps + 1, games, side, side, 4, below=256)
     inputs = (integers(steps, games, below=moves), normal(steps, games), integers(steps, games, below=50))
-    return Built(step, (p, _state_of(optimiser, p), frames, *inputs))
+    return Built(step, (p, state_of(optimiser, p), frames, *inputs))
 
 
 @program("neurons-that-fire-and-tire-taught-through-softened-edges-adamax-step", GROUP)
@@ -170,7 +152,7 @@ def _firing(size: Size) -> Built:
     p |= {k: normal(n, scale=0.3, offset=2.0) for k in ("keep", "slow")} | {"tire": normal(n, scale=0.3, offset=4.0)}
     p |= {"fade": normal(classes, scale=0.3, offset=2.0)}
     inputs = (integers(b, events, below=steps), integers(b, events, below=ears), integers(b, below=events // 2))
-    return Built(step, (p, _state_of(optimiser, p), *inputs, integers(b, below=classes)))
+    return Built(step, (p, state_of(optimiser, p), *inputs, integers(b, below=classes)))
 
 
 @program("nouns-in-a-ball-whose-room-grows-outwards-curved-steps", GROUP)

@@ -10,25 +10,9 @@ from jax import lax
 
 from benchmarks.workloads.registry import Built, Random, Size, half, integers, normal, pick, program
 from benchmarks.workloads.twenty_fifth_parts import dense, dense_of
-from benchmarks.workloads.twenty_sixth_parts import drawn, layers_of_nnx
+from benchmarks.workloads.twenty_sixth_parts import drawn, is_random, layers_of_nnx, state_of
 
 GROUP = "twenty-ninth"
-
-
-def _state_of(optimiser: Any, weights: Any) -> Any:
-    """This describes the state of an optimiser: counts of steps, small averages and small squares above zero."""
-
-    def of(s: Any) -> Random:
-        if jnp.issubdtype(s.dtype, jnp.integer):
-            return Random(tuple(s.shape), jnp.dtype(s.dtype), below=1000)
-        return normal(*s.shape, dtype=s.dtype, scale=1e-5, offset=1e-4)
-
-    structs = jax.tree.map(lambda r: r.struct if isinstance(r, Random) else r, weights, is_leaf=_is_random)
-    return jax.tree.map(of, jax.eval_shape(optimiser.init, structs))
-
-
-def _is_random(leaf: Any) -> bool:
-    return isinstance(leaf, Random)
 
 
 @program("layers-learn-alone-to-be-loud-for-true-pictures-and-quiet-for-false-step", GROUP)
@@ -101,7 +85,7 @@ def _alone(size: Size) -> Built:
     widths = (seen, *(deep,) * depth)
     p = [dense_of(i, o) for i, o in pairwise(widths)]
     inputs = (normal(b, seen), integers(b, below=classes), normal(b, classes))
-    return Built(step, (p, [_state_of(optimiser, q) for q in p], *inputs))
+    return Built(step, (p, [state_of(optimiser, q) for q in p], *inputs))
 
 
 @program("a-small-net-that-sets-the-step-of-each-weight-through-many-steps-meta-grad", GROUP)
@@ -176,7 +160,7 @@ def _learned(size: Size) -> Built:
 
     w = {"one": many(seen, deep), "two": many(deep, classes)}
     rows = [(normal(tasks, steps, batch, seen), integers(tasks, steps, batch, below=classes)) for _ in range(2)]
-    return Built(train, (meta, _state_of(optimiser, meta), w, *rows[0], *rows[1]))
+    return Built(train, (meta, state_of(optimiser, meta), w, *rows[0], *rows[1]))
 
 
 @program("tones-with-overtones-and-shaped-noise-from-pitch-and-loudness-grad-nnx", GROUP)
@@ -376,8 +360,8 @@ def _labels(size: Size) -> Built:
             return normal(*r.shape, scale=0.1, offset=1.0 if path[-1].key == "scale" else 0.0)
         return r
 
-    p = jax.tree_util.tree_map_with_path(of, drawn(weights), is_leaf=_is_random)
-    state, stats = _state_of(decay, p), _moments(stats)
+    p = jax.tree_util.tree_map_with_path(of, drawn(weights), is_leaf=is_random)
+    state, stats = state_of(decay, p), _moments(stats)
     return Built(step, (p, p, state, stats, integers(b, side, side, 3, below=256), integers(b, classes, below=100)))
 
 

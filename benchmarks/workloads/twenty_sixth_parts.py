@@ -1,9 +1,10 @@
-"""The weights and layers of modules in the sets from the twenty-sixth on; their other parts are those of the twenty-fifth."""
+"""The weights, states and layers of modules in the sets from the twenty-sixth on; other parts are those of the twenty-fifth."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.workloads.registry import Random, normal
@@ -38,3 +39,19 @@ def layers_of_nnx(dtype: Any) -> tuple[Callable[..., Any], ...]:
         return nnx.Conv(i, o, (k, k), padding="SAME", rngs=rngs, **how)
 
     return dense, norm, conv
+
+
+def state_of(optimiser: Any, weights: Any) -> Any:
+    """This describes the state of an optimiser: counts of steps, small averages and small squares above zero."""
+
+    def of(s: Any) -> Random:
+        if jnp.issubdtype(s.dtype, jnp.integer):
+            return Random(tuple(s.shape), jnp.dtype(s.dtype), below=1000)
+        return normal(*s.shape, dtype=s.dtype, scale=1e-5, offset=1e-4)
+
+    structs = jax.tree.map(lambda r: r.struct if isinstance(r, Random) else r, weights, is_leaf=is_random)
+    return jax.tree.map(of, jax.eval_shape(optimiser.init, structs))
+
+
+def is_random(leaf: Any) -> bool:
+    return isinstance(leaf, Random)

@@ -102,10 +102,10 @@ def _turned(number: Array, x: Array) -> Array:
 def _waves(x: Array) -> tuple[Array, Array]:
     """The sine and the cosine of an angle of up to an eighth of a turn."""
     square = x * x
-    return x + x * (square * _polynomial(_SINE, square)), 1 + square * _polynomial(_COSINE, square)
+    return x + x * (square * polynomial(_SINE, square)), 1 + square * polynomial(_COSINE, square)
 
 
-def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+def polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     """The value of a polynomial, from the last coefficient on."""
     found = jnp.float32(coefficients[-1])
     for one in reversed(coefficients[:-1]):

@@ -16,6 +16,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.angles import polynomial
 from pallasfuse.decompositions.writing import usually, wide
 
 type Array = Any
@@ -28,7 +29,8 @@ errors (Lawson 1961); the relative error is 6.6e-10."""
 _EIGHTH, _EIGHTH_LEFT = float.fromhex("0x1.921fp-1"), math.pi / 4 - float.fromhex("0x1.921fp-1")
 """An eighth of a turn in two parts: one of 17 digits, of which four times is exact, and what is left."""
 _LARGE, _SCALE = 2.0**100, 2.0**-30
-"""Sums of larger numbers may be infinite; the ratio is that of smaller ones. So it is of tiny ones, whose digits are few."""
+"""Sums of larger numbers than the first may be infinite, and differences of numbers as tiny may have few digits: both numbers are
+multiplied by the second, or divided, which changes no ratio."""
 
 
 def arc(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -49,16 +51,17 @@ def arc(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 def _of_tangent(x: Array) -> Array:
+    """Returns the angles, up to a quarter of a turn, that have these tangents."""
     return _angle(x, jnp.ones_like(x))
 
 
 def _of_sine(x: Array) -> Array:
-    """As XLA has it: twice the angle of half the chord."""
+    """Returns the angles that have these sines: as XLA has it, twice those of half the chord."""
     return 2 * _angle(x, 1 + lax.sqrt((1 - x) * (1 + x)))
 
 
 def _of_cosine(x: Array) -> Array:
-    """As XLA has it, too: of -1 there is no such angle, and half a turn stands for it."""
+    """Returns the angles that have these cosines, found in the same way; for -1, of which no chord tells it, half a turn."""
     half = _angle(lax.sqrt((1 - x) * (1 + x)), 1 + x)
     return jnp.where(x == -1, jnp.float32(math.pi), 2 * half)
 
@@ -81,7 +84,7 @@ def _angle(y: Array, x: Array) -> Array:
     below = jnp.where(is_near, less + more, more)
     ratio = above / jnp.where(below == 0, 1.0, below)
     square = ratio * ratio
-    left = ratio + ratio * (square * _polynomial(square))
+    left = ratio + ratio * (square * polynomial(_ARC, square))
     eighths, sign = jnp.where(is_near, 1.0, 0.0), jnp.float32(1.0)
     eighths = jnp.where(are_equal & (more > 0), 1.0, eighths)
     is_beside, is_behind = beside > ahead, _is_negative(x)
@@ -94,13 +97,6 @@ def _angle(y: Array, x: Array) -> Array:
 def _is_negative(x: Array) -> Array:
     """Does a number have a minus, also a zero?"""
     return lax.bitcast_convert_type(x, jnp.int32) < 0
-
-
-def _polynomial(x: Array) -> Array:
-    found = jnp.float32(_ARC[-1])
-    for one in reversed(_ARC[:-1]):
-        found = found * x + jnp.float32(one)
-    return found
 
 
 _WAYS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {

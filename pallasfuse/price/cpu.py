@@ -45,8 +45,10 @@ _TURNED_VECTOR_NS = 0.55
 _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _MATRIX_NS, _TINY_MATRIX_NS, _LIBRARY_FROM, _MOST_IN_LOOPS = 60.0, 490.0, 8, 3
-"""What each matrix of a batch takes, and each of those whose sides are all shorter than the third number, but for sums of up to the
-fourth. (Float32 and bfloat16 of 35 shapes on two cores, 2026-11-29: 30 to 560 and 480 to 580.)"""
+"""The library takes the first number of nanoseconds for each matrix of a batch. It does not compute those whose sides are all
+shorter than the third number: each takes the second, but XLA makes loops of sums that have no more terms than the fourth.
+(Float32 and bfloat16 of 37 shapes on two cores, 2026-11-29: 30 to 1200, the larger the dearer; 480 to 580 in batches of 1000 and
+more.)"""
 _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
 _SCALAR_NS = 4.3
@@ -104,12 +106,10 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
 
 
 def _of_batch(product: LibraryProduct) -> Term:
-    """The time that the matrices of a batch take besides their products.
-
-    Tiny ones are products of another library, one after the other; of sums of very few terms XLA makes loops."""
-    sides = product.rows, product.columns, product.summed
-    is_tiny = max(sides) < _LIBRARY_FROM
-    each_ns = _TINY_MATRIX_NS if is_tiny and product.summed > _MOST_IN_LOOPS else 0.0 if is_tiny else _MATRIX_NS
+    """Returns the time that the matrices of a batch take besides their products: tiny ones are computed one after the other."""
+    each_ns = _MATRIX_NS
+    if max(product.rows, product.columns, product.summed) < _LIBRARY_FROM:
+        each_ns = _TINY_MATRIX_NS if product.summed > _MOST_IN_LOOPS else 0.0
     batch = product.batch if product.batch > 1 else 0
     return Term("matrices of a batch", batch, "", 1e-3 * each_ns * batch)
 
