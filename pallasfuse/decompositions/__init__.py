@@ -77,7 +77,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             *map(largest.of_short_parts, largest.SHORT_LENGTHS),
         ),
         "ragged_dot_general": (ragged.in_blocks,),
-        "scatter-add": (updates.in_single_steps, updates.by_place),
+        "scatter-add": (updates.in_single_steps, updates.by_place, *map(updates.in_copies, updates.COPIES)),
     },
     "cpu": {
         **_POOLS,
@@ -114,7 +114,10 @@ _CHOICE_US = 60.0
 """A choice takes so long on a CPU, by itself: the loop that finds the condition, and to wait for it. (Inverse tangents and tangents
 of 1000 to 20,000 numbers on two cores, 2026-11-29: 20 to 80. GPUs have no way with a choice.)"""
 _LEAST_US = 20.0
-"""Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
+"""Operations that are predicted to take less, in all trips of the loops around them, stay as they are: nobody would see what another
+way gains."""
+_FEWEST_KERNELS = 4
+"""Nor does another way of an operation in a loop gain anything where this one takes no longer than so many kernels that do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,8 @@ class Decomposer:
     """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
     the number of the way."""
 
-    def of(self, jaxpr: Jaxpr) -> Jaxpr:
-        """Returns the program with operations decomposed; itself where nothing is."""
+    def of(self, jaxpr: Jaxpr, trips: int = 1) -> Jaxpr:
+        """Returns the program with operations decomposed; itself where nothing is. trips: how often it runs, in loops around it."""
         if _compat.has_symbolic_shapes(jaxpr) or not self._may_have_some(jaxpr):
             return jaxpr
         flat = flatten(jaxpr)
@@ -160,8 +163,8 @@ class Decomposer:
                 not eqn.effects
                 and self._may(eqn)
                 and (
-                    self._with_other_operands(writer, eqn, makers, sums)
-                    or self._write(writer, eqn, around, read, again)
+                    self._with_other_operands(writer, eqn, makers, sums, trips)
+                    or self._write(writer, eqn, around, read, again, trips)
                 )
             ):
                 changed = True
@@ -209,17 +212,18 @@ class Decomposer:
 
     def _write(
         self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours], read: Collection[Var],
-        again: Collection[Var],
+        again: Collection[Var], trips: int,
     ) -> bool:  # fmt: skip
         """Write an equation in another way; False where there is none that is faster.
 
-        read: what something reads; again: what is read so that XLA would compute it again (`computed_again`).
+        read: what something reads; again: what is read so that XLA would compute it again (`computed_again`); trips: as in `of`.
         """
         name = eqn.primitive.name
         wanted = tuple(v in read for v in eqn.outvars)
-        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted)
+        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips))
         if run is None and name in WITH_BODIES:
-            params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
+            inside = trips * (eqn.params["length"] if name == "scan" else 1)
+            params = {key: self._parameter(value, eqn, inside) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
                 return False
             writer.keep(_compat.with_params(eqn, params))
@@ -231,7 +235,7 @@ class Decomposer:
         return True
 
     def _with_other_operands(
-        self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn]
+        self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn], trips: int
     ) -> bool:
         """Write a product with what is transposed before, or with its operands in the other order (CPUs); False where there is no
         such product, or it is not faster. sums: as of `sums_of_products`."""
@@ -243,10 +247,11 @@ class Decomposer:
             if found is None:
                 return False
             written, other = (traced_as(eqn, run, found.atoms) for run in (found.written, found.other))
-            key = str(written)
+            least_us = self._least_us(trips)
+            key = f"{written} {least_us}"
             if key not in self._known:
                 before_us, us = self._price_us(written), self._price_us(other)
-                is_worth_it = before_us >= _LEAST_US and self._is_faster(written, before_us, other, us)
+                is_worth_it = before_us >= least_us and self._is_faster(written, before_us, other, us)
                 self._known[key] = 0 if is_worth_it else None
         except Exception:  # a program must not fail because of a form of it
             return False
@@ -254,6 +259,11 @@ class Decomposer:
             return False
         writer.keep(found.eqn)
         return True
+
+    def _least_us(self, trips: int) -> float:
+        """Returns the microseconds that an operation must be predicted to take, of a program that runs so often."""
+        one_us = self.device.kernel_us + self.device.launch_us
+        return max(_LEAST_US / max(1, trips), min(_LEAST_US, _FEWEST_KERNELS * one_us))
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
         """Is another way to compute an operation faster, by the clock, or where there is none, by so much by its price?"""
@@ -269,15 +279,15 @@ class Decomposer:
                 found.append(rule(eqn))
         return [run for run in found if run is not None]
 
-    def _parameter[T](self, value: T, eqn: JaxprEqn) -> T:
-        """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
+    def _parameter[T](self, value: T, eqn: JaxprEqn, trips: int) -> T:
+        """A parameter of a loop or a choice, with its bodies, which run so often, decomposed where they have the same types then."""
         if isinstance(value, Jaxpr):
             # JAX names scopes anew in each body
             inside = _compat.within_scopes_of(value, eqn) if self.exclude else value
-            made = self.of(inside)
+            made = self.of(inside, trips)
             return made if made is not inside and has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
         if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-            found = [self._parameter(v, eqn) for v in value]
+            found = [self._parameter(v, eqn, trips) for v in value]
             same = all(new is old for new, old in zip(found, value, strict=True))
             return value if same else type(value)(found)  # type: ignore[call-arg]
         return value
@@ -303,29 +313,30 @@ class Decomposer:
 
         return within(jaxpr)
 
-    def _faster_way(self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool]) -> Run | None:
+    def _faster_way(self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool], least_us: float) -> Run | None:
         """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is.
 
-        wanted: says of each result whether something reads it.
+        wanted: says of each result whether something reads it. least_us: what it must be predicted to take as it is written.
         """
         ways = self._ways(eqn)
         if not ways or not any(wanted):
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
+        key = f"{key} {least_us}"
         if key not in self._known:
-            self._known[key] = self._fastest(eqn, ways, key, around, wanted)
+            self._known[key] = self._fastest(eqn, ways, key, around, wanted, least_us)
         number = self._known[key]
         return None if number is None else self._runs.get((key, number), ways[number])
 
     def _fastest(
-        self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours, wanted: Sequence[bool]
+        self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours, wanted: Sequence[bool], least_us: float
     ) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         try:
             alone = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
             before_us = self._price_us(alone)
-            if before_us < _LEAST_US:
+            if before_us < least_us:
                 return None
             written = alone
             if around.have_stand_ins:

@@ -84,18 +84,31 @@ def run_of(eqn: JaxprEqn) -> int:
 
 
 def chosen_within(eqn: JaxprEqn) -> int:
-    """Returns how many elements, one after the other, positions choose from for neighbours in a gather's result; 0: from all.
+    """Returns how many elements, one after the other, positions choose from for neighbours in what is read or added; 0: from all.
 
-    The outer dimensions of the result are those of the operand, as long as both begin with the same ones, whole.
+    The outer dimensions of a gather's result are those of the operand, as long as both begin with the same ones, whole. So are those
+    of what is added to an array, as far as positions are given for each by itself: others come after the positions for XLA's threads.
     """
-    if eqn.primitive.name != "gather" or any(not isinstance(n, int) for a in eqn.invars for n in shape_of(a)):
+    numbers: Any = eqn.params.get("dimension_numbers")
+    if numbers is None or any(not isinstance(n, int) for a in eqn.invars for n in shape_of(a)):
         return 0
-    numbers: Any = eqn.params["dimension_numbers"]
-    source, result = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    batch = [d for d in range(len(result)) if d not in numbers.offset_dims]
-    own = [d for d in range(len(source)) if d not in {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}]
-    from_dimension = dict(zip(numbers.offset_dims, own, strict=True))
-    for at, of_positions in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+    source, from_dimension = shape_of(eqn.invars[0]), dict[int, int]()
+    if eqn.primitive.name == "gather":
+        result, window, by_itself = shape_of(eqn.outvars[0]), numbers.offset_dims, numbers.start_indices_batching_dims
+        own = [
+            d for d in range(len(source)) if d not in {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        ]
+        from_dimension = dict(zip(window, own, strict=True))
+    elif combines(eqn):
+        result, window, by_itself = (
+            shape_of(eqn.invars[2]),
+            numbers.update_window_dims,
+            numbers.scatter_indices_batching_dims,
+        )
+    else:
+        return 0
+    batch = [d for d in range(len(result)) if d not in window]
+    for at, of_positions in zip(numbers.operand_batching_dims, by_itself, strict=True):
         from_dimension[batch[of_positions]] = at
     outer = 0
     while outer < len(source) and from_dimension.get(outer) == outer and result[outer] == source[outer]:

@@ -1,4 +1,4 @@
-"""Pieces that are read and changed anywhere, as measured on an H100."""
+"""Pieces that are read and changed anywhere, as measured on an H100 and an H200."""
 
 import json
 from dataclasses import replace
@@ -24,6 +24,7 @@ from pallasfuse.price.scattered import (
 from pallasfuse.price.xla import kernels_on, price_xla
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
+H200 = device.find("NVIDIA H200", "gpu")
 MANY = 1 << 24
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "xla_alone_h100.json"
 
@@ -67,13 +68,38 @@ def test_pieces_that_are_changed(width, size, target_bytes, measured_us):
     ],
 )  # fmt: skip
 def test_updates_that_meet_at_one_place(rows, width, places, size, measured_us):
-    """Of whole words and more places the price is too low (32 places 67 us for 267, 128 places 20 for 220)."""
     pieces = Pieces(rows, float(size * width), float(size * width * places), width if size < 4 else 0.0, combined=True)
     assert 0.35 < contended_us(pieces, H100) / measured_us < 1.9
 
 
+@pytest.mark.parametrize(
+    ("number", "width", "places", "measured_us"),
+    [
+        (65536, 1, 1, 116.0), (65536, 1, 100, 15.2), (1 << 20, 1, 1, 1840.0), (1 << 20, 1, 20, 246.6), (1 << 20, 1, 100, 232.0),
+        (1 << 20, 1, 512, 161.7), (1 << 20, 1, 4096, 31.1), (1 << 22, 1, 512, 645.6), (1 << 22, 1, 4096, 120.7),
+        (65536, 4, 8, 37.4), (65536, 4, 64, 23.8), (65536, 16, 8, 42.7), (65536, 64, 1, 308.1), (65536, 64, 8, 79.6),
+        (65536, 256, 1, 632.8),
+    ],
+)  # fmt: skip
+def test_updates_of_few_places_on_an_h200(number, width, places, measured_us):
+    """Updates of float32, whose places are drawn evenly, with the time in which as many are made that do not meet."""
+    pieces = Pieces(number, 4.0 * width, 4.0 * width * places, combined=True, elements=width)
+    assert 0.55 < (contended_us(pieces, H200) + number * width / 80e3) / measured_us < 1.65
+
+
+def test_parts_are_added_to_one_after_the_other():
+    """Each of the rows of an array has positions of its own, and the threads come row by row."""
+    rows, values = array(24, 442), array(24, 63504)
+    (one,) = pieces(jax.vmap(lambda x, i, u: x.at[i].add(u)), rows, places(24, 63504), values)
+    assert one.parts == 24
+    assert 30 < contended_us(one, H200) < 71  # 71 us together with what does not wait
+    assert contended_us(replace(one, parts=1.0), H200) < contended_us(one, H200) / 4
+    (columns,) = pieces(lambda x, i, u: x.at[:, i].add(u), rows, places(63504), values)
+    assert columns.parts == 1
+
+
 def test_updates_that_do_not_meet():
-    assert contended_us(Pieces(MANY, 4.0, 4.0 * MANY, combined=True), H100) < 0.01
+    assert contended_us(Pieces(MANY, 4.0, 4.0 * MANY, combined=True), H100) < 0.1
     rows = contended_us(Pieces(32768, 512.0, 512.0, combined=True), H100)  # of 128 float32, to one place: 170 us
     assert 0.8 < rows / 170 < 1.1
     assert contended_us(Pieces(4096, 1536.0, 1536.0 * 32768, 768, combined=True), H100) == 0.0
