@@ -12,6 +12,7 @@ import jax
 
 from pallasfuse import _compat, samples, timing, turns
 from pallasfuse.executables import Executables, Function, Request, summary
+from pallasfuse.price.scattered import SKEW
 
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
@@ -99,7 +100,7 @@ def compare(
     waiting = time.perf_counter()
     with turns.turn(device):
         start += time.perf_counter() - waiting
-        draw = partial(samples.drawn, avals, device, below)
+        draw = partial(samples.drawn, avals, device, below, skew=SKEW)
         found = _timed(functions, usable, times, draw, device, race, failed, compiled, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):

@@ -41,7 +41,7 @@ from pallasfuse.written_out import (
     is_faster_as_it_is,
     may_lose_kernels,
     predicted_us,
-    surely_faster,
+    sure_forms,
 )  # fmt: skip
 
 
@@ -104,12 +104,9 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.shapes_kernels
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            program = (
-                surely_faster(self.jaxpr, target, own.exclude, self._planned_alone(target)) if sure else self.jaxpr
-            )
-            if program is not self.jaxpr and self._may_lose_kernels(program, target):
-                program = self.jaxpr
-            self.programs[key] = program
+            forms = sure_forms(self.jaxpr, target, own.exclude, self._planned_alone(target)) if sure else iter(())
+            fit = (form for form in forms if not self._may_lose_kernels(form, target))
+            program = self.programs[key] = next(fit, self.jaxpr)
         return program
 
     def _planned_alone(self, target: Target) -> WithKernels | None:

@@ -18,30 +18,31 @@ _SHARE = 0.8
 """The share of the free memory that a check may take."""
 
 
-def drawn(avals: Sequence[Any], device: Any, below: Sequence[int | None] = ()) -> list[jax.Array]:
+def drawn(avals: Sequence[Any], device: Any, below: Sequence[int | None] = (), *, skew: float = 1.0) -> list[jax.Array]:
     """Arrays of these shapes and types: floats normal, booleans mixed, integers from 0 on, so that they can be lengths and indices.
 
     below: of each array, the number that its integers stay below; None: the largest extent of all dimensions, and one more. A
-    number by itself is half of that: a length is neither the shortest nor the longest.
+    number by itself is half of that: a length is neither the shortest nor the longest. skew: where they have such a number,
+    integers are `below * u**skew`, for numbers u that are even between 0 and 1: a user's are rarely even.
 
     Raises:
       TypeError: a type has no such values.
     """
     most = max((n for a in avals for n in a.shape), default=1) + 1
-    bounds = [n or most for n in below] or [most] * len(avals)
+    bounds = [(n, skew) if n else (most, 1.0) for n in below] or [(most, 1.0)] * len(avals)
     return [
         _drawn(a.shape, a.dtype, bound, device, seed) for seed, (a, bound) in enumerate(zip(avals, bounds, strict=True))
     ]
 
 
-def _drawn(shape: tuple[int, ...], dtype: Any, below: int, device: Any, seed: int) -> jax.Array:
+def _drawn(shape: tuple[int, ...], dtype: Any, bound: tuple[int, float], device: Any, seed: int) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.empty(shape, dtype)  # zeros, and as good as any
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"values of type {dtype} are not drawn")
-    block = _block(dtype, below, np.random.default_rng(seed))
+    block = _block(dtype, *bound, np.random.default_rng(seed))
     if not shape and jnp.issubdtype(dtype, jnp.integer):
-        block = np.full((), min(below // 2, jnp.iinfo(dtype).max), dtype)
+        block = np.full((), min(bound[0] // 2, jnp.iinfo(dtype).max), dtype)
     size = math.prod(shape)
     if device.platform == "cpu" or size * block.dtype.itemsize <= _ON_HOST_BYTES:
         written: jax.Array = jax.device_put(np.resize(block, shape), device)
@@ -50,11 +51,12 @@ def _drawn(shape: tuple[int, ...], dtype: Any, below: int, device: Any, seed: in
     return written
 
 
-def _block(dtype: Any, below: int, random: np.random.Generator) -> np.ndarray:
+def _block(dtype: Any, below: int, skew: float, random: np.random.Generator) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.bool_):
         return random.random(_PERIOD) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
-        return random.integers(0, min(below - 1, int(jnp.iinfo(dtype).max)), _PERIOD, endpoint=True).astype(dtype)
+        most = min(below - 1, int(jnp.iinfo(dtype).max))
+        return np.minimum((most + 1) * random.random(_PERIOD) ** skew, most).astype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return (random.standard_normal(_PERIOD) + 1j * random.standard_normal(_PERIOD)).astype(dtype)
     return random.standard_normal(_PERIOD).astype(dtype)

@@ -117,13 +117,29 @@ def _compile_operations_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any)
 
 
 def surely_faster(
-    jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None
-) -> Jaxpr:
-    """Returns the program with all written out that needs no clock; itself where nothing is."""
+    jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None, *,
+    spares: bool = False,
+) -> Jaxpr:  # fmt: skip
+    """Returns the program with all written out that needs no clock; itself where nothing is.
+
+    spares: products and concatenations in bodies of loops stay as they are, for kernels that they take part in there.
+    """
     device = target.device
-    rules = _rules(target, exclude)
-    decomposed = Decomposer(device, tuple(exclude), device.price_error, None, rules, with_kernels).of(jaxpr)
-    return unrolled_surely(decomposed, device, exclude)
+    decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
+    spared = frozenset(_OF_KERNELS if spares else ())
+    return unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)
+
+
+def sure_forms(
+    jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None
+) -> Iterator[Jaxpr]:
+    """Yields the forms of a program that need no clock: `surely_faster`, and what spares kernels in bodies if that is another."""
+    form = surely_faster(jaxpr, target, exclude, with_kernels)
+    if form is not jaxpr:
+        yield form
+        spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
+        if spared is not jaxpr and whole_key(spared) != whole_key(form):
+            yield spared
 
 
 def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]]:
@@ -279,13 +295,17 @@ def fastest(
 def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -> bool:
     """Are kernels predicted to gain more in a program as it is than in a form of it that XLA runs faster? plan: makes plans.
 
-    So they may be where a body of a loop has lost something that they can take part in: what they gain there is not predicted.
+    So they may be where a body of a loop has kernels, and has lost something that they can take part in: what is gained in all
+    trips is not predicted.
     """
     try:
         before, after = flatten(jaxpr), flatten(form)
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
-        if _in_bodies(before) - _in_bodies(after):
+        of_bodies = [(body, Counter(_that_kernels_have(body))) for body in _bodies(before)]
+        kept = sum((Counter(_that_kernels_have(body)) for body in _bodies(after)), Counter[str]())
+        lost = sum((own for _, own in of_bodies), Counter[str]()) - kept
+        if any(plan(body).kernels for body, own in of_bodies if own & lost):
             return True
         if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
             return False
@@ -303,14 +323,13 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
             yield f"{eqn.primitive.name} {shapes} {eqn.params.get('dimension_numbers', eqn.params.get('dimension'))}"
 
 
-def _in_bodies(jaxpr: Jaxpr) -> Counter[str]:
-    """Counts such equations in the bodies of loops and branches, however deep."""
-    found = Counter[str]()
+def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yields the bodies of loops and branches, flat, however deep."""
     own = (one.loop for one in loops_as_kernels(jaxpr))
     for body in (b for eqn in (*jaxpr.eqns, *own) for b in called(eqn)):
         flat = flatten(body)
-        found += Counter(_that_kernels_have(flat)) + _in_bodies(flat)
-    return found
+        yield flat
+        yield from _bodies(flat)
 
 
 def predicted_us(plan: Plan) -> float:

@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.mosaic.gpu import profiler as cupti
 
@@ -78,12 +79,25 @@ def test_what_does_not_fit_is_not_run(monkeypatch):
 
 
 def test_what_cannot_be_drawn_is_not_run(monkeypatch):
-    def drawn(*_):
+    def drawn(*_, **__):
         raise TypeError("values of this type are not drawn")
 
     monkeypatch.setattr(samples, "drawn", drawn)
     found = compare({"once": once, "often": often})
     assert found.skipped == "no arguments could be drawn (TypeError: values of this type are not drawn)"
+
+
+def test_integers_with_a_bound_are_skewed():
+    """A user's indices name some places more often than others; what has no bound is as it was."""
+    shapes = [jax.ShapeDtypeStruct((60_000,), dtype) for dtype in (jnp.int32, jnp.int32, jnp.uint8)]
+    some, others, small = samples.drawn(shapes, DEVICE, [100, None, 300], skew=1.5)
+    counts = np.bincount(some, minlength=100)
+    assert counts.shape == (100,)  # none is 100 or more
+    assert counts[0] == pytest.approx(60_000 * 100 ** (-1 / 1.5), rel=0.1)
+    assert counts[-1] > 0
+    assert int(others.max()) > 59_000
+    assert abs(float(others.mean()) / 30_000 - 1) < 0.02
+    assert int(small.max()) == 255
 
 
 def test_random_keys_are_drawn():

@@ -145,7 +145,7 @@ def test_the_form_that_is_shown_is_decided_as_for_a_call(monkeypatch):
         asked.append((jaxpr, target.name, options.target, options.check))
         return original(jaxpr, target, options, *more)
 
-    monkeypatch.setattr(primitive, "surely_faster", lambda *_: other)
+    monkeypatch.setattr(primitive, "sure_forms", lambda *_: iter([other]))
     monkeypatch.setattr(primitive, "may_lose_kernels", lambda jaxpr, _, plan: bool(plan(jaxpr)))
     monkeypatch.setattr(primitive, "plan_of", planned)
     plan = pf.fuse(softmax, options=pf.FuseOptions(price=True)).explain(X, target="triton")

@@ -114,10 +114,12 @@ _CHOICE_US = 60.0
 """A choice takes so long on a CPU, by itself: the loop that finds the condition, and to wait for it. (Inverse tangents and tangents
 of 1000 to 20,000 numbers on two cores, 2026-11-29: 20 to 80. GPUs have no way with a choice.)"""
 _LEAST_US = 20.0
-"""Operations that are predicted to take less, in all trips of the loops around them, stay as they are: nobody would see what another
-way gains."""
+"""Operations that are predicted to take less, in all trips of the loops around them, stay as they are: nobody would see what
+another way gains."""
+_TRIPS = {"while": 10}
+"""Loops of which nobody knows the trips are taken to have so many."""
 _FEWEST_KERNELS = 4
-"""Nor does another way of an operation in a loop gain anything where this one takes no longer than so many kernels that do nothing."""
+"""So do those in loops that take no longer than so many kernels that do nothing: another way has kernels, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Decomposer:
     """Runs other ways with kernels where that is what makes them faster; None: nothing is planned."""
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
+    spared: frozenset[str] = frozenset()
+    """Operations that stay as they are in bodies of loops and in branches."""
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest` by the texts of operations, and of `_with_other_operands` (0: it is) by those of products: the
     layers of a model have the same ones."""
@@ -145,8 +149,11 @@ class Decomposer:
     """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
     the number of the way."""
 
-    def of(self, jaxpr: Jaxpr, trips: int = 1) -> Jaxpr:
-        """Returns the program with operations decomposed; itself where nothing is. trips: how often it runs, in loops around it."""
+    def of(self, jaxpr: Jaxpr, trips: int | None = None) -> Jaxpr:
+        """Returns the program with operations decomposed; itself where nothing is.
+
+        trips: how often it runs, if it is a body of loops or a branch.
+        """
         if _compat.has_symbolic_shapes(jaxpr) or not self._may_have_some(jaxpr):
             return jaxpr
         flat = flatten(jaxpr)
@@ -212,7 +219,7 @@ class Decomposer:
 
     def _write(
         self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours], read: Collection[Var],
-        again: Collection[Var], trips: int,
+        again: Collection[Var], trips: int | None,
     ) -> bool:  # fmt: skip
         """Write an equation in another way; False where there is none that is faster.
 
@@ -220,9 +227,13 @@ class Decomposer:
         """
         name = eqn.primitive.name
         wanted = tuple(v in read for v in eqn.outvars)
-        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips))
+        run = None
+        if trips is None or name not in self.spared:
+            run = self._faster_way(
+                eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips)
+            )
         if run is None and name in WITH_BODIES:
-            inside = trips * (eqn.params["length"] if name == "scan" else 1)
+            inside = (trips or 1) * (eqn.params["length"] if name == "scan" else _TRIPS.get(name, 1))
             params = {key: self._parameter(value, eqn, inside) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
                 return False
@@ -235,7 +246,12 @@ class Decomposer:
         return True
 
     def _with_other_operands(
-        self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn], sums: Mapping[Var, JaxprEqn], trips: int
+        self,
+        writer: Writer,
+        eqn: JaxprEqn,
+        makers: Mapping[Var, JaxprEqn],
+        sums: Mapping[Var, JaxprEqn],
+        trips: int | None,
     ) -> bool:
         """Write a product with what is transposed before, or with its operands in the other order (CPUs); False where there is no
         such product, or it is not faster. sums: as of `sums_of_products`."""
@@ -243,6 +259,8 @@ class Decomposer:
             return False
         try:
             is_dot = eqn.primitive.name == "dot_general"
+            if is_dot and trips is not None and eqn.primitive.name in self.spared:
+                return False
             found = products.untransposed(eqn, makers) if is_dot else with_more_rows_first(eqn, makers, sums)
             if found is None:
                 return False
@@ -260,10 +278,10 @@ class Decomposer:
         writer.keep(found.eqn)
         return True
 
-    def _least_us(self, trips: int) -> float:
+    def _least_us(self, trips: int | None) -> float:
         """Returns the microseconds that an operation must be predicted to take, of a program that runs so often."""
         one_us = self.device.kernel_us + self.device.launch_us
-        return max(_LEAST_US / max(1, trips), min(_LEAST_US, _FEWEST_KERNELS * one_us))
+        return max(_LEAST_US / max(1, trips or 1), min(_LEAST_US, _FEWEST_KERNELS * one_us))
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
         """Is another way to compute an operation faster, by the clock, or where there is none, by so much by its price?"""
@@ -280,7 +298,9 @@ class Decomposer:
         return [run for run in found if run is not None]
 
     def _parameter[T](self, value: T, eqn: JaxprEqn, trips: int) -> T:
-        """A parameter of a loop or a choice, with its bodies, which run so often, decomposed where they have the same types then."""
+        """A parameter of a loop or a choice, with its bodies decomposed where they have the same types then.
+
+        trips: how often they run."""
         if isinstance(value, Jaxpr):
             # JAX names scopes anew in each body
             inside = _compat.within_scopes_of(value, eqn) if self.exclude else value

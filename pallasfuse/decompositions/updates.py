@@ -1,5 +1,5 @@
-"""Updates that add to few places: as sums of what meets at each place, to several copies of the places, or in a type whose additions
-are single steps.
+"""Updates that add to few places: as sums of what meets at each place, into several copies of all places, or in a type whose
+additions are single steps.
 
 XLA's threads for GPUs add one element each. Where many meet at one place they wait for each other; and of types that are smaller
 than a word, all that meet there compare and exchange, of which one succeeds and all others try again.
@@ -24,8 +24,8 @@ COPIES = (8, 32, 512)
 """The numbers of copies of all places, of which the price takes one: threads that are neighbours add to different ones."""
 _MOST_COPIES_OF_ROWS = 8
 """The most copies of places that are rows. XLA adds up eight arrays in a loop over their elements; of more, it lays equal elements
-beside each other, so that no row is in one piece. (65,536 rows of 16 to 256 numbers on an H200, 2026-11-29: 8 copies take 5 to 42 us,
-32 take 17 to 240.)"""
+beside each other, so that no row is in one piece. (65,536 rows of 16 to 256 numbers on an H200, 2026-11-29: 8 copies take 5 to
+42 us, 32 take 15 to 206.)"""
 
 
 def in_single_steps(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -86,8 +86,8 @@ def run_of(eqn: JaxprEqn) -> int:
 def chosen_within(eqn: JaxprEqn) -> int:
     """Returns how many elements, one after the other, positions choose from for neighbours in what is read or added; 0: from all.
 
-    The outer dimensions of a gather's result are those of the operand, as long as both begin with the same ones, whole. So are those
-    of what is added to an array, as far as positions are given for each by itself: others come after the positions for XLA's threads.
+    The outer dimensions of a gather's result are those of the operand, as long as both begin with the same ones, whole. So are
+    those of what is added to an array, as far as each has positions of its own: others come after the positions for XLA's threads.
     """
     numbers: Any = eqn.params.get("dimension_numbers")
     if numbers is None or any(not isinstance(n, int) for a in eqn.invars for n in shape_of(a)):

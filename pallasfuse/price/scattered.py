@@ -34,10 +34,13 @@ _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
 _ALIKE_CLOCKS, _ALONE_CLOCKS, _ROW_CLOCKS, _ROW_BYTES = 3.2, 13.0, 8.0, 512
-"""What a warp adds to one sector waits so many clocks for what the warp before it has added there: for each of the numbers that meet
-at one place, but at least so many; and of pieces that are longer than a sector so many for each of so many bytes. (A million numbers added to 1, 8, 20, 100, 512
-and 4096 places on an H200, drawn evenly: 1840, 445 (H100), 247, 233, 162, 32 us, of which the last 13 are no waiting; 65,536 rows of
-4 to 256 numbers, 2026-11-29.)"""
+"""What a warp adds to one sector waits so many clocks for what the warp before it has added there: for each of the numbers that
+meet at one place, but at least so many; and of pieces that are longer than a sector so many for each of so many bytes. (A million
+numbers added to 1, 20, 100, 512 and 4096 places on an H200, drawn evenly: 1840, 247, 233, 162, 32 us, of which the last 13 are no
+waiting; 65,536 rows of 4 to 256 numbers, 2026-11-29.)"""
+SKEW = 1.5
+"""Nobody knows which places updates name. They are taken to be `places * u**SKEW`, for numbers u that are even between 0 and 1. (Of
+seven updates in whole programs, most of which count what the program computes, six waited 0.3 to 2.2 times as long, and one 4.)"""
 _WARP_BYTES = 128
 """The threads of a warp add words that are neighbours in what is added: so many bytes at once."""
 _TRIED_CLOCKS, _TRIED_AGAIN_CLOCKS = 0.016, 5.4e-5
@@ -109,33 +112,34 @@ def changed_in_memory(pieces: Pieces, device: Device) -> float:
     return 2.0 * pieces.number * _rounded(pieces.bytes, _FROM_MEMORY)
 
 
-def contended_us(pieces: Pieces, device: Device) -> float:
-    """Returns the microseconds in which updates of the same sectors wait for each other, if these places are drawn evenly."""
+def contended_us(pieces: Pieces, device: Device, skew: float = SKEW) -> float:
+    """Returns the microseconds in which updates of the same sectors wait for each other. skew: of their places, as in `SKEW`."""
     if not pieces.combined or not pieces.source_bytes:
         return 0.0
     clock_us = 1e-3 / device.clock_ghz
     if not pieces.words:
-        return clock_us * _met_clocks(pieces, device)
+        return clock_us * _met_clocks(pieces, device, skew)
     updates = pieces.number * pieces.words
     together = min(updates, float(THREADS * device.multiprocessors)) * _WORD / pieces.source_bytes
     clocks = _TRIED_CLOCKS * together + _TRIED_AGAIN_CLOCKS * together**2 if together > 1.0 else 0.0
     return clock_us * updates * clocks
 
 
-def _met_clocks(pieces: Pieces, device: Device) -> float:
-    """Returns the clocks that the warps wait which add to one of the sectors, or of the pieces that are longer.
+def _met_clocks(pieces: Pieces, device: Device, skew: float) -> float:
+    """Returns the clocks that the warps wait which add to the sector, or the longer piece, that most updates name.
 
-    A warp adds to a sector once, whatever it has for it. Parts of a tensor that come one after the other are added to together as far
-    as threads are there for them.
+    A warp adds to a sector once, whatever it has for it. Parts of a tensor that come one after the other are added to together as
+    far as threads are there for them.
     """
     number, source_bytes = pieces.number / pieces.parts, pieces.source_bytes / pieces.parts
     of_warp = max(1.0, _WARP_BYTES / pieces.bytes)
     sectors, places = max(1.0, source_bytes / max(pieces.bytes, _SECTOR)), max(1.0, source_bytes / pieces.bytes)
-    asked = number / of_warp * -math.expm1(of_warp * math.log1p(-1.0 / sectors)) if sectors > 1.0 else number / of_warp
-    alike = of_warp / places + math.sqrt(2.0 * of_warp / places * math.log(places))
+    share, alike = math.pow(sectors, -1.0 / skew), of_warp * math.pow(places, -1.0 / skew)
+    met = -math.expm1(of_warp * math.log1p(-share)) if share < 1.0 else 1.0
     least = _ALONE_CLOCKS if pieces.bytes <= _SECTOR else _ROW_CLOCKS * max(1.0, pieces.bytes / _ROW_BYTES)
     at_once = THREADS * device.multiprocessors / max(1.0, number * pieces.elements)
-    return asked * max(least, _ALIKE_CLOCKS * alike) * pieces.parts / min(pieces.parts, max(1.0, at_once))
+    one_after_another = pieces.parts / min(pieces.parts, max(1.0, at_once))
+    return one_after_another * number / of_warp * met * max(least, _ALIKE_CLOCKS * alike)
 
 
 def _rounded(moved: float, unit: int) -> float:

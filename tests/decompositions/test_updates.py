@@ -174,7 +174,13 @@ def test_updates_of_an_empty_array_stay(dtype):
         ("bfloat16", 4096, 768, 32768, ["scatter-add bfloat16"]),  # 72 us; 104 us in float32
         ("float32", 1 << 20, 1, 8, ["reduce_sum float32"]),  # 445 us; 63 us
         ("float32", 1 << 20, 1, 512, ["scatter-add float32", "reduce_sum float32"]),  # 162 us on an H200; 23 us
-        ("float32", 65536, 64, 8, ["scatter-add float32", "reduce_sum float32"]),  # 80 us on an H200; 16 us
+        (
+            "float32",
+            65536,
+            64,
+            64,
+            ["scatter-add float32", "reduce_sum float32"],
+        ),  # 15 to 279 us on an H200; 10 to 38 us
         ("float32", 1 << 20, 1, 65536, ["scatter-add float32"]),
     ],
 )
