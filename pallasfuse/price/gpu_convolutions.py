@@ -79,19 +79,24 @@ def _channel_by_channel(work: Convolution, device: Device) -> Price:
     operands and results copied to another order.
     """
     slowly = device.library.get("channelwise_tflop_s")
+    size = 4.0 if work.operand_dtype == "float32" else 2.0
+    is_gradient = work.of_weights or work.rows < work.positions  # windows are as long as what is convolved
+    if not is_gradient and max(work.channels, work.columns) > 1 and min(work.channels, work.columns) < _FEW:
+        few = Term("few channels of a group", work.moved_bytes / size, "", 1e-6 * _OF_FEW_US * work.moved_bytes / size)
+        return Price(few.us + launch(device).us, (few, launch(device)))
     if work.square or not slowly:
         added = work.flops / 2
         rate = _SQUARE_FLOAT32 if work.operand_dtype == "float32" else _SQUARE
         vector = Term("vector units", added, "op", 1e-3 * added / (rate * device.vector_gop_s))
         moved = copy_on_gpu(work.moved_bytes, device)
-        return Price(max(vector.us, moved.us), (vector, *moved.terms))
+        price = Price(max(vector.us, moved.us), (vector, *moved.terms))
+        return price + copy_on_gpu(2 * work.padded_bytes, device) if work.padded_bytes else price
     is_wide = work.operand_dtype == "float32"
-    is_gradient = work.of_weights or work.rows < work.positions  # windows are as long as what is convolved
     in_turn = work.summed if is_gradient and not work.of_weights else 0  # sums that are not split among blocks
     direct_us = max(1e-6 * work.flops / slowly, in_turn * _STEP_IN_TURN_US)
     if work.of_weights:
         direct_us = 1e-6 * work.flops / _OF_WEIGHTS_TFLOP_S if is_wide else math.inf
-    elements = 1e-6 * work.moved_bytes / (4.0 if is_wide else 2.0)
+    elements = 1e-6 * work.moved_bytes / size
     turned_us = 3 * _TURNED_US + elements * (
         _READ_TURNED_US if is_gradient else (_READ_TURNED_US + _MADE_TURNED_US) / 2
     )
@@ -114,5 +119,9 @@ _STEP_IN_TURN_US, _STEP_OF_PRODUCT_US = 0.27, 0.07
 gradient of the weights of a window with holes, where the library does not see that it is one."""
 _TURNED_US, _READ_TURNED_US, _MADE_TURNED_US = 10.0, 9.5, 31.0
 """Copies of operands and results to another order take so long to start, and for a million elements: those read, those made."""
+_FEW, _OF_FEW_US = 4, 20.0
+"""A group with fewer channels, or results, but not one of each, has no kernel that reads these side by side: operands and results are
+copied to another order, or there is one kernel for each group. So long it takes for a million elements of all of them. (Nine such
+convolutions of 8 to 64 groups in both types on an H200, 2026-11-29: 5.8 to 35.)"""
 _PRODUCT_US, _AS_PRODUCT_TFLOP_S = 15.0, 1.5
 """Products for every channel take so long to start, and reach this rate, as each fills a small part of the matrix units."""
