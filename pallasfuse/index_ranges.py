@@ -14,6 +14,9 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.parts import inside
 
+type Bound = int | tuple[int, ...]
+"""What integers stay below: all of them, or those of each column of the last axis."""
+
 _KEEP = frozenset({
     "add", "sub", "max", "min", "clamp", "select_n", "concatenate", "pad", "broadcast_in_dim", "reshape", "squeeze",
     "expand_dims", "transpose", "convert_element_type", "slice", "dynamic_slice", "rev", "copy", "gather", "sort",
@@ -28,12 +31,14 @@ _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 class _Known:
     """Says which inputs an integer comes from, by their numbers, and of how many positions it may be one.
 
-    `columns`: what stands in each column of the last axis, where single ones were put together.
+    `columns`: what stands in each column of the last axis, where single ones were put together. `whole`: the input that has the
+    same columns, where there is one.
     """
 
     sources: frozenset[int] = frozenset()
     positions: float = math.inf
     columns: "tuple[_Known, ...]" = ()
+    whole: int | None = None
 
 
 _NOTHING = _Known()
@@ -43,13 +48,17 @@ _NOTHING = _Known()
 class _Ranges:
     """Collects what integers of inputs stay below, by their numbers: where they are indices, and where they are compared."""
 
-    indices: dict[int, int] = field(default_factory=dict)
-    compared: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, Bound] = field(default_factory=dict)
+    compared: dict[int, Bound] = field(default_factory=dict)
 
-    def learn(self, found: dict[int, int], of: _Known, extent: float) -> None:
-        """Every input that a value comes from is below an extent."""
+    def learn(self, found: dict[int, Bound], of: _Known, extent: float | tuple[int, ...]) -> None:
+        """Every input that a value comes from is below an extent, or the columns of the only one are below several."""
+        if isinstance(extent, tuple):
+            if of.whole is not None and min(extent) > 0:
+                found[of.whole] = _least(extent, found.get(of.whole, extent))
+            return
         for source in of.sources if 0 < extent < math.inf else ():
-            found[source] = min(int(extent), found.get(source, int(extent)))
+            found[source] = _least(int(extent), found.get(source, int(extent)))
 
     def walk(self, equations: Iterable[JaxprEqn], known: dict[Var, _Known]) -> None:
         for eqn in equations:
@@ -68,19 +77,27 @@ class _Ranges:
             known.update((v, found) for v in eqn.outvars if (found := _result(eqn, given, v)) != _NOTHING)
 
 
-def index_ranges(equations: Iterable[JaxprEqn], inputs: Sequence[Var]) -> list[int | None]:
-    """Returns for each input the number that its integers should stay below to mean something; None where nothing says so.
+def _least(one: Bound, other: Bound) -> Bound:
+    if isinstance(one, int) and isinstance(other, int):
+        return min(one, other)
+    columns = max(len(b) for b in (one, other) if isinstance(b, tuple))
+    left, right = (b if isinstance(b, tuple) else (b,) * columns for b in (one, other))
+    return tuple(map(min, left, right))
+
+
+def index_ranges(equations: Iterable[JaxprEqn], inputs: Sequence[Var]) -> list[Bound | None]:
+    """Returns for each input what its integers should stay below to mean something; None where nothing says so.
 
     An integer that is an index of an axis is below its extent, whatever else it is compared with.
     """
     found = _Ranges()
-    integers = {v: _Known(frozenset({n})) for n, v in enumerate(inputs) if _is_integer(v)}
+    integers = {v: _Known(frozenset({n}), whole=n) for n, v in enumerate(inputs) if _is_integer(v)}
     found.walk(equations, integers)
     below = found.compared | found.indices
     return [below.get(n) for n in range(len(inputs))]
 
 
-def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, float]]:
+def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, float | tuple[int, ...]]]:
     """Yields what an equation takes for an index, a length or a position, with the extent that this is of."""
     name = eqn.primitive.name
     if name in _COMPARE:
@@ -104,10 +121,12 @@ def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, floa
             yield of, extent - size + 1
 
 
-def _of_columns(indices: _Known, extents: Sequence[int]) -> Iterator[tuple[_Known, float]]:
+def _of_columns(indices: _Known, extents: Sequence[int]) -> Iterator[tuple[_Known, float | tuple[int, ...]]]:
     """Yields the columns of an array of indices, each with the extent that it is an index of."""
     if len(indices.columns) == len(extents):
         yield from zip(indices.columns, extents, strict=True)
+    elif indices.whole is not None and len(set(extents)) > 1:
+        yield indices, tuple(extents)
     else:  # nobody knows which one is whose
         yield indices, max(extents, default=math.inf)
 
@@ -126,7 +145,14 @@ def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
     elif name in _SAME_SHAPE and len(given) == 1:
         columns = given[0].columns
     sources = frozenset[int]().union(*(k.sources for k in own))
-    return _Known(sources, min((k.positions for k in own), default=math.inf), columns)
+    shapes = {_compat.shape_of(a) for a, k in zip(eqn.invars, given, strict=True) if k.sources}
+    wholes = {k.whole for k in own if k.sources}
+    is_whole = (
+        name not in ("gather", "rev", "sort", "transpose") and shapes == {_compat.shape_of(result)} and len(wholes) == 1
+    )
+    return _Known(
+        sources, min((k.positions for k in own), default=math.inf), columns, next(iter(wholes)) if is_whole else None
+    )
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -75,7 +75,7 @@ def compare(
     parts: bool = False,
     most_memory: float = math.inf,
     runs_up_to: float | None = None,
-    below: Sequence[int | None] = (),
+    below: Sequence[int | tuple[int, ...] | None] = (),
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 

@@ -18,12 +18,15 @@ _SHARE = 0.8
 """The share of the free memory that a check may take."""
 
 
-def drawn(avals: Sequence[Any], device: Any, below: Sequence[int | None] = (), *, skew: float = 1.0) -> list[jax.Array]:
+def drawn(
+    avals: Sequence[Any], device: Any, below: Sequence[int | tuple[int, ...] | None] = (), *, skew: float = 1.0
+) -> list[jax.Array]:
     """Arrays of these shapes and types: floats normal, booleans mixed, integers from 0 on, so that they can be lengths and indices.
 
-    below: of each array, the number that its integers stay below; None: the largest extent of all dimensions, and one more. A
-    number by itself is half of that: a length is neither the shortest nor the longest. skew: where they have such a number,
-    integers are `below * u**skew`, for numbers u that are even between 0 and 1: a user's are rarely even.
+    below: of each array, the number that its integers stay below, or one for each column of its last axis; None: the largest
+    extent of all dimensions, and one more. A number by itself is half of that: a length is neither the shortest nor the longest.
+    skew: where they have such a number, integers are `below * u**skew`, for numbers u that are even between 0 and 1: a user's are
+    rarely even.
 
     Raises:
       TypeError: a type has no such values.
@@ -35,14 +38,18 @@ def drawn(avals: Sequence[Any], device: Any, below: Sequence[int | None] = (), *
     ]
 
 
-def _drawn(shape: tuple[int, ...], dtype: Any, bound: tuple[int, float], device: Any, seed: int) -> jax.Array:
+def _drawn(
+    shape: tuple[int, ...], dtype: Any, bound: tuple[int | tuple[int, ...], float], device: Any, seed: int
+) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.empty(shape, dtype)  # zeros, and as good as any
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"values of type {dtype} are not drawn")
-    block = _block(dtype, *bound, np.random.default_rng(seed))
+    (below, skew), random = bound, np.random.default_rng(seed)
+    columns = below if isinstance(below, tuple) else (below,)
+    block = np.stack([_block(dtype, n, skew, random) for n in columns], axis=-1).reshape(-1)
     if not shape and jnp.issubdtype(dtype, jnp.integer):
-        block = np.full((), min(bound[0] // 2, jnp.iinfo(dtype).max), dtype)
+        block = np.full((), min(columns[0] // 2, jnp.iinfo(dtype).max), dtype)
     size = math.prod(shape)
     if device.platform == "cpu" or size * block.dtype.itemsize <= _ON_HOST_BYTES:
         written: jax.Array = jax.device_put(np.resize(block, shape), device)

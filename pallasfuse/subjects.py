@@ -14,7 +14,7 @@ from pallasfuse.environment import environment
 from pallasfuse.executables import Executables, Function, executables_of_task, is_shortage
 from pallasfuse.execution import execute, run_kernel
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.index_ranges import index_ranges
+from pallasfuse.index_ranges import Bound, index_ranges
 from pallasfuse.measure import Measured
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
 from pallasfuse.plan import Kernel, Plan
@@ -142,7 +142,7 @@ class Subject:
         return [v.aval for v in self.part.inputs]
 
     @cached_property
-    def below(self) -> list[int | None]:
+    def below(self) -> list[Bound | None]:
         """Returns the numbers that integers of the part's inputs stay below."""
         return index_ranges(self.part.equations, self.part.inputs)
 

@@ -14,6 +14,8 @@ ROWS = jax.ShapeDtypeStruct((4,), jnp.int32)
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 SMALL = jax.ShapeDtypeStruct((), jnp.int4)
 NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+BOTH = jax.ShapeDtypeStruct((9, 2), jnp.int32)
+PAIRS = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0, 1), start_index_map=(0, 1))
 
 
 def ranges(function, *avals):
@@ -53,6 +55,10 @@ def of_two_uses(table, keys, rows):
         (lambda table, n: jax.lax.dynamic_update_slice(table, jnp.zeros((10, 8)), (n, 0)), (TABLE, NUMBER), [None, 991]),
         (lambda keys, rows, places: keys[rows, places], (KEYS, ROWS, ROWS), [None, 4, 61]),
         (lambda keys, places: keys.at[jnp.arange(4), places].set(0.0), (KEYS, ROWS), [None, 61]),
+        (lambda keys, both: jax.lax.gather(keys, jnp.maximum(both, 0), PAIRS, (1, 1, 16)), (KEYS, BOTH), [None, (4, 61)]),
+        (lambda keys, both: jax.lax.gather(keys, both.T.reshape(9, 2), PAIRS, (1, 1, 16)), (KEYS, BOTH), [None, 61]),
+        (lambda keys, both: jax.lax.gather(keys, both[:, ::-1], PAIRS, (1, 1, 16)), (KEYS, BOTH), [None, 61]),
+        (lambda keys, both: keys[0, both] * jax.lax.gather(keys, both, PAIRS, (1, 1, 16))[:, None], (KEYS, BOTH), [None, (4, 61)]),
         (masked, (KEYS, ROWS), [None, 61]),
         (window, (KEYS, NUMBER), [None, 61]),
         (jax.jit(masked), (KEYS, ROWS), [None, 61]),
@@ -81,6 +87,13 @@ def test_drawn_integers_stay_below():
     assert set(np.unique(rows)) == set(range(17))
     assert int(number) == 30
     assert 17 < int(jnp.max(other)) <= 1000
+
+
+@pytest.mark.parametrize("rows", [500, 70_000])
+def test_columns_of_indices_have_bounds_of_their_own(rows):
+    (pairs,) = samples.drawn([jax.ShapeDtypeStruct((rows, 2), jnp.int32)], jax.devices()[0], [(4, 61)])
+    assert [int(column.max()) for column in pairs.T] == [3, 60]
+    assert len({(int(a), int(b)) for a, b in np.asarray(pairs)}) > 200
 
 
 def test_small_types_hold_what_is_drawn():
