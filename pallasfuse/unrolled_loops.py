@@ -2,12 +2,18 @@
 
 XLA fuses no operation of one trip with one of the next, unless both stand in one body. On a GPU, a trip of a small body is mostly
 the starts of its kernels, and copies of its results to where they are stacked. The equations are those of the program, in their
-order; whether that is faster, a clock decides (`loop_check`). Without one, only loops are unrolled whose trips are nothing but
-starts.
+order; whether that is faster, a clock decides (`loop_check`). Without one, loops are unrolled a little whose trips are nothing but
+starts, or of which a few trips in one body are predicted to take less time.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
@@ -49,7 +55,10 @@ def unrollings(jaxpr: Jaxpr, exclude: Sequence[str] = (), *, partly: bool) -> di
     if _compat.has_symbolic_shapes(jaxpr) or _are_a_small_part(jaxpr):
         return found
     for step in (1, _STEP):
-        unroller = _Unroller(MOST_EQUATIONS // step, MOST_TRIPS // step, exclude, lambda loop, whole: partly or whole)
+        unroller = _Unroller(
+            MOST_EQUATIONS // step, MOST_TRIPS // step, exclude,
+            lambda loop, most: most if partly or most == loop.params["length"] else 1,
+        )  # fmt: skip
         changed = unroller.of(jaxpr)
         if changed is not jaxpr:
             found.setdefault(unroller.words, changed)
@@ -70,17 +79,68 @@ def _are_a_small_part(jaxpr: Jaxpr) -> bool:
 def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the program with those of its loops unrolled a little that need no clock: itself where there are none.
 
-    In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernels for it.
+    In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernels for it, or XLA is
+    predicted to take less time for its trips if some are in one body, beyond the error of the price.
     """
     if device.platform != "gpu" or _compat.has_symbolic_shapes(jaxpr):
         return jaxpr
-    unroller = _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device))
-    return unroller.of(jaxpr)
+    return _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, partial(_surely, device=device)).of(jaxpr)
 
 
-def _is_all_starts(loop: JaxprEqn, device: Device) -> bool:
-    """Is the work of a trip less than the shortest kernels for it take?"""
-    return work_us(loop, device) < _KERNELS * device.kernel_us
+def _surely(loop: JaxprEqn, most: int, device: Device) -> int:
+    """Returns how many trips, at most so many, of a loop are surely faster in one body; 1 where none are."""
+    us = work_us(loop, device)
+    if us < _KERNELS * device.kernel_us:
+        return most
+    if not math.isfinite(us):
+        return 1
+    chosen = 1
+    try:
+        best_us = _priced_us(loop, 1, device)
+        for trips in (*(1 << n for n in range(1, most.bit_length()) if 1 << n < most), most):
+            us = _priced_us(loop, trips, device)
+            if device.price_error * us <= best_us:
+                chosen, best_us = trips, us
+    except Exception:  # a program must not fail because of a form of it
+        return 1
+    return chosen
+
+
+def _priced_us(loop: JaxprEqn, trips: int, device: Device) -> float:
+    """Returns the microseconds that XLA is predicted to take for a trip of a loop that has so many in one body."""
+    with IMPORTS:  # most programs have no loop
+        from pallasfuse.jaxpr_frontend.conversion import convert
+        from pallasfuse.price.xla import price_xla
+    one = jax.make_jaxpr(partial(_in_one_body, loop, trips))(*(_compat.struct_of(v) for v in loop.invars))
+    length = loop.params["length"] // trips * trips
+    us: float = price_xla(convert(flatten(one)).program, device).us
+    return us / length
+
+
+def _in_one_body(loop: JaxprEqn, trips: int, *operands: Any) -> list[Any]:
+    """Runs a loop with so many trips in one body, but for those that are left at the end: as JAX unrolls it."""
+    constants, carried = _compat.scan_counts(loop) or (0, 0)
+    body, count, reverse = loop.params["jaxpr"], loop.params["length"] // trips, loop.params["reverse"]
+    fixed, states, rows = (
+        operands[:constants],
+        operands[constants : constants + carried],
+        operands[constants + carried :],
+    )
+
+    def several(states: tuple[Any, ...], rows: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        made: list[Any] = []
+        for trip in range(trips)[:: -1 if reverse else 1]:
+            found = _compat.eval_jaxpr(body, body.consts, *fixed, *states, *(row[trip] for row in rows))
+            states, each = tuple(found[:carried]), found[carried:]
+            made = [each, *made] if reverse else [*made, each]
+        return states, [jnp.stack(column) for column in zip(*made, strict=True)]
+
+    parts = [row[: count * trips].reshape(count, trips, *row.shape[1:]) for row in rows]
+    if count == 1:
+        states, made = several(states, [part[0] for part in parts])
+        return [*states, *made]
+    states, made = lax.scan(several, states, parts, length=count, reverse=reverse)
+    return [*states, *(column.reshape(count * trips, *column.shape[2:]) for column in made)]
 
 
 def work_us(loop: JaxprEqn, device: Device) -> float:
@@ -126,9 +186,9 @@ class _Unroller:
     """Unrolls the loops of a jaxpr, to bodies of no more than so many equations and trips."""
 
     def __init__(
-        self, most_equations: int, most_trips: int, exclude: Sequence[str], wanted: Callable[[JaxprEqn, bool], bool]
+        self, most_equations: int, most_trips: int, exclude: Sequence[str], wanted: Callable[[JaxprEqn, int], int]
     ) -> None:
-        """wanted: is a loop to be unrolled, if it is written out whole, or in part?"""
+        """wanted: how many trips of a loop are to be in one body, at most so many, which may be all of them?"""
         self.most_equations, self.most_trips, self.exclude, self.wanted = most_equations, most_trips, exclude, wanted
         self.added = 0
         """The equations by which the program has become longer."""
@@ -176,8 +236,7 @@ class _Unroller:
         if eqn.params["unroll"] != 1 or not isinstance(length, int) or length < 2:  # it may be symbolic
             return 1
         most = min(self.most_trips, max(1, self.most_equations // own))
-        trips = length if length <= most else 1 << (most.bit_length() - 1)
-        return trips if self.wanted(eqn, trips == length) else 1
+        return self.wanted(eqn, length if length <= most else 1 << (most.bit_length() - 1))
 
     def _parameter[T](self, value: T) -> T:
         if isinstance(value, Jaxpr):
