@@ -112,7 +112,7 @@ def _priced_us(loop: JaxprEqn, trips: int, device: Device) -> float:
         from pallasfuse.jaxpr_frontend.conversion import convert
         from pallasfuse.price.xla import price_xla
     one = jax.make_jaxpr(partial(_in_one_body, loop, trips))(*(_compat.struct_of(v) for v in loop.invars))
-    length = loop.params["length"] // trips * trips
+    length: int = loop.params["length"] // trips * trips
     us: float = price_xla(convert(flatten(one)).program, device).us
     return us / length
 

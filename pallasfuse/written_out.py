@@ -133,13 +133,28 @@ def surely_faster(
 def sure_forms(
     jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None
 ) -> Iterator[Jaxpr]:
-    """Yields the forms of a program that need no clock: `surely_faster`, and what spares kernels in bodies if that is another."""
+    """Yields the forms of a program that need no clock: `surely_faster`, and what spares kernels in bodies if that is another.
+
+    The latter alone where the other is not predicted to be faster, beyond the error of the price.
+    """
     form = surely_faster(jaxpr, target, exclude, with_kernels)
-    if form is not jaxpr:
+    if form is jaxpr:
+        return
+    spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
+    is_another = spared is jaxpr or whole_key(spared) != whole_key(form)
+    if not is_another or target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target):
         yield form
-        spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
-        if spared is not jaxpr and whole_key(spared) != whole_key(form):
-            yield spared
+    if is_another and spared is not jaxpr:
+        yield spared
+
+
+def _by_xla_us(jaxpr: Jaxpr, target: Target) -> float:
+    """The microseconds that XLA is predicted to take for a program, but for loops of which nobody knows the trips."""
+    with IMPORTS:  # few programs have such forms
+        from pallasfuse.jaxpr_frontend.conversion import convert
+        from pallasfuse.price.xla import price_xla
+    us: float = price_xla(convert(flatten(jaxpr)).program, target.device).us
+    return us
 
 
 def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]]:
