@@ -179,7 +179,8 @@ def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
             if best is None or price.us < best[0].us:
                 best = price, program, chosen
     if best is None:
-        least = recurrence.largest(lambda a: 1 if a in parallel_axes(recurrence) else target.padded(a.extent))
+        parallel = parallel_axes(recurrence)
+        least = recurrence.largest(lambda a: 1 if a in parallel else target.padded(a.extent))
         return Refusal(f"no block has registers or shared memory for what it holds: values of {least} elements or more")
     return KernelOfLoop(eqn, best[1], operands, results, best[0], best[2], target)
 

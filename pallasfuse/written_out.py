@@ -140,11 +140,13 @@ def sure_forms(
     form = surely_faster(jaxpr, target, exclude, with_kernels)
     if form is jaxpr:
         return
-    spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
-    is_another = spared is jaxpr or whole_key(spared) != whole_key(form)
-    if not is_another or target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target):
+    if not _lost_in_bodies(flatten(jaxpr), flatten(form)):
         yield form
-    if is_another and spared is not jaxpr:
+        return
+    spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
+    if target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target):
+        yield form
+    if spared is not jaxpr:
         yield spared
 
 
@@ -317,10 +319,8 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         before, after = flatten(jaxpr), flatten(form)
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
-        of_bodies = [(body, Counter(_that_kernels_have(body))) for body in _bodies(before)]
-        kept = sum((Counter(_that_kernels_have(body)) for body in _bodies(after)), Counter[str]())
-        lost = sum((own for _, own in of_bodies), Counter[str]()) - kept
-        if any(plan(body).kernels for body, own in of_bodies if own & lost):
+        lost = _lost_in_bodies(before, after)
+        if lost and any(plan(body).kernels for body in _bodies(before) if lost.intersection(_that_kernels_have(body))):
             return True
         if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
             return False
@@ -336,6 +336,15 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
         if eqn.primitive.name in _OF_KERNELS:
             shapes = [_compat.shape_of(a) for a in eqn.invars]
             yield f"{eqn.primitive.name} {shapes} {eqn.params.get('dimension_numbers', eqn.params.get('dimension'))}"
+
+
+def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
+    """The texts of such equations of which there are fewer in the bodies of a form than in those of the program."""
+    counts = (
+        Counter(text for body in _bodies(jaxpr) for text in _that_kernels_have(body)) for jaxpr in (before, after)
+    )
+    one, other = counts
+    return set(one - other)
 
 
 def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
