@@ -55,6 +55,9 @@ _MOST_REPLACED = 3.0
 """XLA is taken to need at most so many times what is predicted for what the kernels of a program replace. (For 39 kernels on an
 H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not measured on CPUs.)"""
 _OPERATIONS = "operations in parts"
+_BY_DATA = frozenset({"scatter-add"})
+"""Operations that take longer or shorter by the numbers that they are given. Nobody draws what the program makes for them."""
+_ALSO_BY_PRICE = f"{_OPERATIONS}, by their prices where data decides"
 _FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
 """Says what is written out without a clock."""
@@ -82,6 +85,11 @@ def forms(
         some_larger |= is_larger
         return bool(known.get("faster")) and not (is_larger and within_memory)
 
+    def unless_data_decides(written: Jaxpr, other: Jaxpr) -> bool | None:
+        is_faster = clock(written, other)
+        known = _compared_operation(written, other, target.device, at_hand, measure) or {}
+        return None if "us" in known and _BY_DATA & primitives(written) else is_faster
+
     def unrolled(form: Jaxpr, words: str) -> dict[str, Jaxpr]:
         found = unrollings(form, exclude, partly=device.platform == "gpu")
         return {", ".join(filter(None, (words, way))): made for way, made in found.items()}
@@ -90,11 +98,14 @@ def forms(
     if measure:
         _compile_operations_ahead(decomposer, jaxpr, at_hand)
     decomposed = decomposer.of(jaxpr)
-    if decomposed is jaxpr:
-        return unrolled(jaxpr, "")
-    found = {_OPERATIONS: decomposed, **unrolled(decomposed, _OPERATIONS)}
-    # no clock has seen short axes alone
-    others = {f"{_OPERATIONS}, but for short axes": replace(decomposer, short_axes=False).of(jaxpr)}
+    found, others = unrolled(decomposed, "" if decomposed is jaxpr else _OPERATIONS), dict[str, Jaxpr]()
+    if decomposed is not jaxpr:
+        found = {_OPERATIONS: decomposed, **found}
+        # no clock has seen short axes alone
+        others[f"{_OPERATIONS}, but for short axes"] = replace(decomposer, short_axes=False).of(jaxpr)
+    if _BY_DATA & primitives(jaxpr):
+        priced = replace(decomposer, clock=unless_data_decides, gain=device.price_error, _known={})
+        others[_ALSO_BY_PRICE] = priced.of(jaxpr)
     # the program may compute what an operation alone has in memory; if not, there are the forms without
     if some_larger:
         less = replace(decomposer, clock=partial(clock, within_memory=True), _known={}).of(jaxpr)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import primitive, unrolled_loops, written_out
+from pallasfuse import device, primitive, unrolled_loops, written_out
 from pallasfuse.device import assumed
 from pallasfuse.executables import Executables
 from pallasfuse.first_time import Once
@@ -289,6 +289,34 @@ def test_an_operation_that_takes_too_much_memory_is_not_run_alone_and_stays(monk
     jaxpr = jax.make_jaxpr(cubes)(*[jax.ShapeDtypeStruct((512, 4096), jnp.float32)] * 2)
     found = written_out.forms(jaxpr, find("xla").on(assumed("cpu")), jax.devices()[0])
     assert bool(found) != larger  # where nobody knows, the price decides
+
+
+@pytest.mark.parametrize(
+    ("clock", "found"),
+    [
+        (Clock(0.5), ["operations in parts, by their prices where data decides"]),
+        (Clock(2.0), ["operations in parts"]),
+        (Clock(1.0, uncompiled=range(9)), []),
+    ],
+    ids=["slower", "faster", "fails"],
+)
+def test_the_whole_program_is_asked_where_data_decides_what_an_operation_takes(monkeypatch, clock, found):
+    """Counts in few places on an H200: those that are drawn may meet less often than those that a program computes."""
+    monkeypatch.setattr(written_out, "compare", clock)
+    monkeypatch.setattr(Executables, "of", lambda self, requests, device: [None] * len(requests))
+
+    def counts(x):
+        return jnp.zeros(300).at[jnp.clip(jnp.abs(x * 100).astype(int), 0, 299)].add(x)
+
+    jaxpr = jax.make_jaxpr(counts)(jax.ShapeDtypeStruct((1 << 20,), jnp.float32))
+    target = find("xla_gpu").on(device.find("NVIDIA H200", "gpu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one says that a way does not run
+        ways = written_out.forms(jaxpr, target, jax.devices()[0])
+    assert list(ways) == found
+    for form in ways.values():
+        (update,) = [e for e in form.eqns if e.primitive.name == "scatter-add"]
+        assert update.outvars[0].aval.shape == (512, 300)
 
 
 @pytest.mark.parametrize("cannot_win", [True, False])
