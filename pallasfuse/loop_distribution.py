@@ -24,6 +24,8 @@ _MOST_WRITTEN_OUT = 192
 """The largest number of equations that a loop inside of a trip may have in all its trips together, to be written out."""
 _MOST_STACKED = 4.0
 """The largest ratio of the bytes that are computed before a loop to those that its trips get and hand on anyway."""
+_LITTLE_BYTES = 64 << 20
+"""Nobody minds so much more memory; beyond, what is computed before a loop takes no more than the loop has in memory anyway."""
 _DECIDE = frozenset({"argmax", "argmin", "ceil", "eq", "floor", "ge", "gt", "le", "lt", "ne", "rem", "round", "sign"})
 _CONVERT = frozenset({"bitcast_convert_type", "convert_element_type"})
 """Operations whose results jump where floats differ by a rounding, and those of which that is true if they make no floats."""
@@ -147,6 +149,9 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
     rows = set(body.invars[constants + carried :])
     direct = frozenset(rows)
     allowed = _MOST_STACKED * length * sum(map(bytes_of, (*body.invars[constants:], *body.outvars)))
+    in_memory = sum(map(bytes_of, body.invars[: constants + carried]))
+    in_memory += length * sum(map(bytes_of, (*body.invars[constants + carried :], *body.outvars[carried:])))
+    allowed = min(allowed, max(_LITTLE_BYTES, in_memory))
     found = []
     for eqn in body.eqns:
         reads = {a for a in eqn.invars if isinstance(a, Var)}

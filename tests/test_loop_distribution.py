@@ -217,6 +217,18 @@ def test_what_would_take_much_memory_stays_in_the_loop():
     assert AsKernel(DEVICE)(loop) is None
 
 
+@pytest.mark.parametrize(("rows", "apart"), [(512, False), (8, True)])
+def test_rows_of_a_table_are_not_taken_for_all_trips_where_these_are_much_memory(rows, apart):
+    """What a trip adds to is in memory once, however many trips there are: the rows of all would be there at the same time."""
+
+    def function(table, total, places):
+        return jax.lax.scan(lambda total, at: (total + table[at], None), total, places)
+
+    places = jnp.zeros((256, rows), jnp.int32)
+    _, (loop,) = scans_of(function, jnp.zeros((4096, 256)), jnp.zeros((rows, 256)), places)
+    assert (AsKernel(DEVICE)(loop) is not None) == apart
+
+
 @pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", [*FEW, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):
