@@ -100,7 +100,7 @@ def placed_on(
     for candidate in _in_turn(target):
         reason = unsuited(chosen, candidate, by_name=candidate == target)
         if reason is None:
-            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
+            schedule, phases, reason = _fastest(chosen, candidate, tensors, options, patience)
             if reason is None and options.warps is None:
                 phases = with_warps_by_price(phases)
                 schedule = replace(schedule, warps=phases[0].program.warps)
@@ -259,12 +259,12 @@ def _in_turn(target: Target) -> Iterator[Target]:
 
 
 def _fastest(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """The schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
 
     The time is the price of its kernel where `prices_decide`, with or without prices for kernels as a whole; else what is listed
-    with it, for the share of the tiles that its bounds visit.
+    with it, for the share of the tiles that its bounds visit. patience: as of `placed_on`.
     """
     best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
@@ -298,6 +298,8 @@ def _fastest(
         ranged = _with_ranges(chosen, target, tensors, options)
         if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
             return *ranged, None
+    if best is not None and patience is not None and not patience.allows(us_of(best[2]), _SPILLED):
+        return best[1], best[2], None
     if best is not None:
         return *with_fewer_spilled(chosen, best[1], best[2], tensors, options), None
     assert refused is not None
@@ -320,6 +322,9 @@ _CLEARLY = 0.95
 """Clusters are listed the simplest first; another one's price, or that of another target, is less than so much of its price.
 
 Prices of several schedules of one program err less against each other than those of several programs."""
+_SPILLED = 4.0
+"""Smaller tiles are not looked for where a kernel takes more than so many times what it may, whether its threads spill or not. (Of
+220 kernels of five programs that were within that with the tiles that were found, all but two took less than twice that before.)"""
 _PASS_SHARE = 0.1
 """The share of a kernel's time that the pass may take which finds its ranges: it is lost where the masks hide nothing after all."""
 

@@ -45,9 +45,9 @@ class Planned:
     groups: "dict[object, list[tuple[Patience, _Ranked]]]" = field(default_factory=dict)
     """The places of groups, in canonical names, each with what it may take, where that has decided something."""
 
-    def place_of(self, form: object, most_us: float) -> "_Ranked | None":
-        """Returns where a group in canonical names runs, if a search for it would decide as one before."""
-        return next((found for patience, found in self.groups.get(form, ()) if patience.decides_as(most_us)), None)
+    def place_of(self, form: object, most_us: float) -> "tuple[Patience, _Ranked] | None":
+        """Returns where a group in canonical names runs, with what was decided, if a search for it would decide as one before."""
+        return next((found for found in self.groups.get(form, ()) if found[0].decides_as(most_us)), None)
 
 
 class Places:
@@ -157,15 +157,17 @@ class Places:
         except (UnknownNameError, KeyError):  # a text about it names something else
             placed = self._placed_on(group, Patience(most_us))
             return _Found(group, known(placed), Later(lambda: _price(placed)))
-        found = self._of_equal.get(form) or self.planned.place_of(form, most_us)
+        found = self._of_equal.get(form)
         if found is None:
-            patience = Patience(most_us)
-            placed = self._placed_on(group, patience)
-            found = _Ranked(placed, tokens, Later(lambda: _price(placed)))
-            self.planned.groups.setdefault(form, []).append((patience, found))
-        if group.folds or isinstance(found.placed, Placed):
-            # else it was given up early, and says nothing to who would wait longer
-            self._of_equal[form] = found
+            decided = self.planned.place_of(form, most_us)
+            if decided is None:
+                patience = Patience(most_us)
+                placed = self._placed_on(group, patience)
+                decided = patience, _Ranked(placed, tokens, Later(lambda: _price(placed)))
+                self.planned.groups.setdefault(form, []).append(decided)
+            patience, found = decided
+            if not patience.gave_up:  # else it says nothing to who would wait longer
+                self._of_equal[form] = found
         if isinstance(found.placed, str) or found.tokens == tokens:
             text = self._renamed(group, found, tokens, most_us)
             return _Found(group, known(text), found.price if isinstance(text, Placed) else known(text))

@@ -80,6 +80,11 @@ class Patience:
         self.decided.append((us, factor, us <= factor * self.most_us))
         return self.decided[-1][2]
 
+    @property
+    def gave_up(self) -> bool:
+        """Was something beyond the patience?"""
+        return not all(within for *_, within in self.decided)
+
     def decides_as(self, most_us: float) -> bool:
         """Would another patience have decided alike?"""
         return all((us <= factor * most_us) == within for us, factor, within in self.decided)

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
+from pallasfuse import placement
 from pallasfuse.phases import us_of
+from pallasfuse.searched import Patience
 from pallasfuse.spilling import with_fewer_spilled
 from pallasfuse.warps import spilled_bytes
 
@@ -39,6 +41,22 @@ def test_smaller_tiles_are_taken_where_threads_spill(planned):
     assert schedule != kernel.schedule
     assert us_of(phases) < us_of(kernel.phases)
     assert sum(map(spilled_bytes, phases)) < sum(map(spilled_bytes, kernel.phases))
+
+
+@pytest.mark.parametrize(("share", "looks"), [(0.9, True), (0.3, True), (0.2, False)])
+def test_who_waits_for_a_much_faster_kernel_gets_no_smaller_tiles(planned, share, looks, monkeypatch):
+    """share: of what the kernel takes whose threads spill, the time within which one has to be found."""
+    kernel, tensors = planned
+    asked, options = [], pf.FuseOptions(target="triton", price=True)
+    monkeypatch.setattr(placement, "with_fewer_spilled", lambda *found: asked.append(found[1:3]) or found[1:3])
+    placement.placed_on(kernel.group, kernel.target, tensors, options)
+    ((_, phases),) = asked
+    asked.clear()
+    patience = Patience(share * us_of(phases))
+    placed = placement.placed_on(kernel.group, kernel.target, tensors, options, patience)
+    assert bool(asked) == looks
+    assert patience.gave_up != looks
+    assert us_of(placed.phases) > patience.most_us
 
 
 @pytest.mark.parametrize("asked", [{"price": False}, {"tiles": (("i", 32),)}, {"warps": 4}, {"stages": 2}])
