@@ -298,12 +298,20 @@ def _fastest(
         ranged = _with_ranges(chosen, target, tensors, options)
         if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
             return *ranged, None
-    if best is not None and patience is not None and not patience.allows(us_of(best[2]), _SPILLED):
-        return best[1], best[2], None
     if best is not None:
-        return *with_fewer_spilled(chosen, best[1], best[2], tensors, options), None
+        return *_with_fewer_spilled(chosen, best[1], best[2], tensors, options, patience), None
     assert refused is not None
     return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
+
+
+def _with_fewer_spilled(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions,
+    patience: Patience | None,
+) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
+    """As `with_fewer_spilled`, where a kernel is within the patience."""
+    if patience is not None and not patience.allows(us_of(phases), _SPILLED):
+        return schedule, phases
+    return with_fewer_spilled(chosen, schedule, phases, tensors, options)
 
 
 def _is_slower(chosen: Group, schedule: Schedule, target: Target, options: FuseOptions, time: float) -> bool:

@@ -259,7 +259,7 @@ class Decomposer:
             return False
         try:
             is_dot = eqn.primitive.name == "dot_general"
-            if False:
+            if is_dot and trips is not None and eqn.primitive.name in self.spared:
                 return False
             found = products.untransposed(eqn, makers) if is_dot else with_more_rows_first(eqn, makers, sums)
             if found is None:
