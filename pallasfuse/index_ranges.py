@@ -78,6 +78,7 @@ class _Ranges:
 
 
 def _least(one: Bound, other: Bound) -> Bound:
+    """Returns what integers stay below that stay below both."""
     if isinstance(one, int) and isinstance(other, int):
         return min(one, other)
     columns = max(len(b) for b in (one, other) if isinstance(b, tuple))
@@ -148,7 +149,9 @@ def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
     shapes = {_compat.shape_of(a) for a, k in zip(eqn.invars, given, strict=True) if k.sources}
     wholes = {k.whole for k in own if k.sources}
     is_whole = (
-        name not in ("gather", "rev", "sort", "transpose") and shapes == {_compat.shape_of(result)} and len(wholes) == 1
+        name not in ("gather", "pad", "rev", "sort", "transpose")
+        and shapes == {_compat.shape_of(result)}
+        and len(wholes) == 1
     )
     return _Known(
         sources, min((k.positions for k in own), default=math.inf), columns, next(iter(wholes)) if is_whole else None

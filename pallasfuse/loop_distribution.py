@@ -168,6 +168,9 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
             if needed <= allowed:
                 allowed -= needed
                 found.append(eqn)
+            else:  # nor is what reads it computed before: it would be in memory for all trips
+                rows.difference_update(eqn.outvars)
+                changing.update(eqn.outvars)
     decided_on = _decided_on(body, found)
     needed = sum((length if not rows.isdisjoint(e.outvars) else 1) * bytes_of(v) for e in decided_on for v in e.outvars)
     return [*found, *decided_on] if needed <= allowed else None

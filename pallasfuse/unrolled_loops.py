@@ -96,7 +96,7 @@ def _surely(loop: JaxprEqn, most: int, device: Device) -> int:
     us = work_us(loop, device)
     if us < _KERNELS * device.kernel_us:
         return most
-    if not math.isfinite(us):
+    if most < 2 or not math.isfinite(us):
         return 1
     chosen = 1
     try:

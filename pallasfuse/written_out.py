@@ -6,6 +6,7 @@ program is used, a clock decides, for the call as a whole, once; what is planned
 clock, only what is predicted to be faster beyond the error of the price is written out.
 """
 
+import contextlib
 import hashlib
 import math
 import warnings
@@ -76,19 +77,14 @@ def forms(
     """
     device, some_larger = target.device, False
 
-    def clock(written: Jaxpr, other: Jaxpr, *, within_memory: bool = False) -> bool | None:
+    def clock(written: Jaxpr, other: Jaxpr, *, within_memory: bool = False, by_data: bool = False) -> bool | None:
         nonlocal some_larger
         known = _compared_operation(written, other, target.device, at_hand, measure)
-        if known is None or "skipped" in known:
+        if known is None or "skipped" in known or (by_data and "us" in known and _BY_DATA & primitives(written)):
             return None
         is_larger = bool(known.get("faster") and known.get("larger"))
         some_larger |= is_larger
         return bool(known.get("faster")) and not (is_larger and within_memory)
-
-    def unless_data_decides(written: Jaxpr, other: Jaxpr) -> bool | None:
-        is_faster = clock(written, other)
-        known = _compared_operation(written, other, target.device, at_hand, measure) or {}
-        return None if "us" in known and _BY_DATA & primitives(written) else is_faster
 
     def unrolled(form: Jaxpr, words: str) -> dict[str, Jaxpr]:
         found = unrollings(form, exclude, partly=device.platform == "gpu")
@@ -103,8 +99,8 @@ def forms(
         found = {_OPERATIONS: decomposed, **found}
         # no clock has seen short axes alone
         others[f"{_OPERATIONS}, but for short axes"] = replace(decomposer, short_axes=False).of(jaxpr)
-    if _BY_DATA & primitives(jaxpr):
-        priced = replace(decomposer, clock=unless_data_decides, gain=device.price_error, _known={})
+    if decomposer.has_rules(_BY_DATA & primitives(jaxpr)):
+        priced = replace(decomposer, clock=partial(clock, by_data=True), gain=device.price_error, _known={})
         others[_ALSO_BY_PRICE] = priced.of(jaxpr)
     # the program may compute what an operation alone has in memory; if not, there are the forms without
     if some_larger:
@@ -155,14 +151,17 @@ def sure_forms(
         yield form
         return
     spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
-    if target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target):
+    gains = False
+    with contextlib.suppress(Exception):  # a program must not fail because of a form of it
+        gains = target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target)
+    if gains:
         yield form
     if spared is not jaxpr:
         yield spared
 
 
 def _by_xla_us(jaxpr: Jaxpr, target: Target) -> float:
-    """The microseconds that XLA is predicted to take for a program, but for loops of which nobody knows the trips."""
+    """Returns the microseconds that XLA is predicted to take for a program, but for loops of which nobody knows the trips."""
     with IMPORTS:  # few programs have such forms
         from pallasfuse.jaxpr_frontend.conversion import convert
         from pallasfuse.price.xla import price_xla
@@ -350,7 +349,7 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
-    """The texts of such equations of which there are fewer in the bodies of a form than in those of the program."""
+    """Returns the texts of such equations of which there are fewer in the bodies of a form than in those of the program."""
     counts = (
         Counter(text for body in _bodies(jaxpr) for text in _that_kernels_have(body)) for jaxpr in (before, after)
     )

@@ -229,6 +229,40 @@ def test_rows_of_a_table_are_not_taken_for_all_trips_where_these_are_much_memory
     assert (AsKernel(DEVICE)(loop) is not None) == apart
 
 
+def struct(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def test_as_much_memory_as_a_loop_has_may_be_taken_before_it():
+    """Its rows are 512 MiB, and so is what they name in a table."""
+
+    def function(table, total, rows):
+        def trip(total, row):
+            places, values = row
+            return total + (table[places] * values).sum(0), None
+
+        return jax.lax.scan(trip, total, rows)
+
+    rows = struct(256, 2048, dtype=jnp.int32), struct(256, 2048, 256)
+    _, (loop,) = scans_of(function, struct(4096, 256), struct(256), rows)
+    assert "f32[256,2048,256] = gather" in str(jax.make_jaxpr(distributed(loop))(*(v.aval for v in loop.invars)))
+
+
+def test_what_needs_much_memory_is_not_taken_before_by_way_of_another():
+    def function(table, total, rows):
+        def trip(total, row):
+            places, few = row
+            return total + table[places][few], None
+
+        return jax.lax.scan(trip, total, rows)
+
+    rows = struct(256, 2048, dtype=jnp.int32), struct(256, 4, dtype=jnp.int32)
+    _, (loop,) = scans_of(function, struct(4096, 256), struct(4, 256), rows)
+    run = distributed(loop)
+    made = "" if run is None else str(jax.make_jaxpr(run)(*(v.aval for v in loop.invars)))
+    assert "[256,4,256] = gather" not in made
+
+
 @pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", [*FEW, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):

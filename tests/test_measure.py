@@ -11,6 +11,7 @@ from jax.experimental.mosaic.gpu import profiler as cupti
 from pallasfuse import _compat, measure, samples, timing
 from pallasfuse.executables import is_shortage
 from pallasfuse.isolation import apart
+from pallasfuse.price.scattered import SKEW
 
 DEVICE = jax.devices()[0]
 SHAPE = jax.ShapeDtypeStruct((256, 256), jnp.float32)
@@ -98,6 +99,13 @@ def test_integers_with_a_bound_are_skewed():
     assert int(others.max()) > 59_000
     assert abs(float(others.mean()) / 30_000 - 1) < 0.02
     assert int(small.max()) == 255
+
+
+def test_programs_are_compared_on_skewed_integers(monkeypatch):
+    seen, original = [], samples.drawn
+    monkeypatch.setattr(samples, "drawn", lambda *args, **how: seen.append(how) or original(*args, **how))
+    compare({"once": once, "often": often})
+    assert seen == [{"skew": SKEW}]
 
 
 def test_random_keys_are_drawn():

@@ -1,24 +1,27 @@
 """Forms of a program that XLA runs faster, and kernels that the program as it is has."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.device import assumed
 from pallasfuse.first_time import Once
 from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.plan import Body, Plan
 from pallasfuse.primitive import FusedCall
-from pallasfuse.targets import default_for
+from pallasfuse.targets import default_for, find
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
 from pallasfuse.written_out import (
     cannot_win_as_it_is,
     is_faster_as_it_is,
     may_lose_kernels,
     predicted_us,
+    sure_forms,
     surely_faster,
 )
 
@@ -118,6 +121,34 @@ def test_kernels_in_bodies_of_loops_are_kept():
         return jax.lax.scan(lambda c, _: (with_sinks(c, k, v, sinks), None), q, length=4)[0]
 
     assert not plan(layers, *[half(4, 16, 1024, 64)] * 3, half(16)).written_out
+
+
+def turned(batch, length=9):
+    """Products of tiny matrices in a loop, beside sines: both have a faster way on a CPU."""
+
+    def function(a, b, x):
+        return jax.lax.scan(lambda c, _: (jnp.einsum("nij,njk->nik", c, b), None), a, length=length)[0], jnp.sin(x)
+
+    tiny = jax.ShapeDtypeStruct((batch, 4, 4), jnp.float32)
+    return jax.make_jaxpr(function)(tiny, tiny, jax.ShapeDtypeStruct((1 << 20,), jnp.float32))
+
+
+def products_and_sines(jaxpr):
+    text = str(jaxpr)  # sines of large numbers are left to XLA by a choice
+    return "dot_general" in text, "cond[" not in text
+
+
+@pytest.mark.parametrize(("batch", "found"), [(8192, [(False, False), (True, False)]), (16, [(True, False)])])
+def test_what_kernels_may_need_in_a_body_goes_only_for_a_gain(batch, found):
+    forms = list(sure_forms(turned(batch), find("xla").on(assumed("cpu"))))
+    assert [products_and_sines(form) for form in forms] == found
+
+
+@pytest.mark.parametrize("kernels", [(), ("one",)])
+def test_a_body_without_kernels_loses_none(kernels):
+    jaxpr = turned(8192)
+    form, _ = sure_forms(jaxpr, find("xla").on(assumed("cpu")))
+    assert may_lose_kernels(jaxpr, form, lambda _: SimpleNamespace(kernels=kernels)) == bool(kernels)
 
 
 def test_kernels_are_compared_where_products_have_even_rows_in_a_form():

@@ -9,6 +9,7 @@ a few units in the last place in sines, tangents and their inverses.
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from jax import lax
 
@@ -145,6 +146,8 @@ class Decomposer:
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest` by the texts of operations, and of `_with_other_operands` (0: it is) by those of products: the
     layers of a model have the same ones."""
+    _written_us: dict[str, float] = field(default_factory=dict)
+    """The prices of operations as they are written, by the same texts."""
     _runs: dict[tuple[str, int], Run] = field(default_factory=dict)
     """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
     the number of the way."""
@@ -265,11 +268,11 @@ class Decomposer:
             if found is None:
                 return False
             written, other = (traced_as(eqn, run, found.atoms) for run in (found.written, found.other))
-            least_us = self._least_us(trips)
-            key = f"{written} {least_us}"
+            key = str(written)
+            if self._as_written_us(key, lambda: written) < self._least_us(trips):
+                return False
             if key not in self._known:
-                before_us, us = self._price_us(written), self._price_us(other)
-                is_worth_it = before_us >= least_us and self._is_faster(written, before_us, other, us)
+                is_worth_it = self._is_faster(written, self._written_us[key], other, self._price_us(other))
                 self._known[key] = 0 if is_worth_it else None
         except Exception:  # a program must not fail because of a form of it
             return False
@@ -282,6 +285,18 @@ class Decomposer:
         """Returns the microseconds that an operation must be predicted to take, of a program that runs so often."""
         one_us = self.device.kernel_us + self.device.launch_us
         return max(_LEAST_US / max(1, trips or 1), min(_LEAST_US, _FEWEST_KERNELS * one_us))
+
+    def _as_written_us(self, key: str, written: Callable[[], Jaxpr]) -> float:
+        """Returns the microseconds that an operation is predicted to take alone, as it is written; 0 where nobody can say."""
+        if key not in self._written_us:
+            self._written_us[key] = 0.0
+            with contextlib.suppress(Exception):  # a program must not fail because of a form of it
+                self._written_us[key] = self._price_us(written())
+        return self._written_us[key]
+
+    def has_rules(self, names: Collection[str]) -> bool:
+        """Are there rules for one of some operations on this platform?"""
+        return any(self.rules.get(name) or _RULES.get(self.device.platform, {}).get(name) for name in names)
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
         """Is another way to compute an operation faster, by the clock, or where there is none, by so much by its price?"""
@@ -343,21 +358,21 @@ class Decomposer:
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
-        key = f"{key} {least_us}"
+        alone = partial(traced_as, eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
+        if self._as_written_us(key, alone) < least_us:
+            return None
         if key not in self._known:
-            self._known[key] = self._fastest(eqn, ways, key, around, wanted, least_us)
+            self._known[key] = self._fastest(eqn, ways, key, around, wanted)
         number = self._known[key]
         return None if number is None else self._runs.get((key, number), ways[number])
 
     def _fastest(
-        self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours, wanted: Sequence[bool], least_us: float
+        self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours, wanted: Sequence[bool]
     ) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         try:
             alone = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
-            before_us = self._price_us(alone)
-            if before_us < least_us:
-                return None
+            before_us = self._written_us[key]
             written = alone
             if around.have_stand_ins:
                 written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)

@@ -101,6 +101,7 @@ def in_copies(copies: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | 
         has_rows = any(changed[d] > 1 for d in numbers.update_window_dims)
         if (
             params["unique_indices"]
+            or not numbers.scatter_dims_to_operand_dims
             or (has_rows and copies > _MOST_COPIES_OF_ROWS)
             or copies * math.prod(shape) > math.prod(changed)
             or min(shape, default=0) < 1
@@ -109,7 +110,7 @@ def in_copies(copies: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | 
             return None
 
         def run(x: Array, places: Array, updates: Array) -> list[Array]:
-            of_places = jnp.promote_types(places.dtype, jnp.int32)
+            of_places = places.dtype if places.dtype.itemsize >= 4 else jnp.int32
             turn = jnp.arange(math.prod(outside), dtype=of_places) % copies
             found = lax.scatter_add(
                 jnp.zeros((copies, *shape), summed),

@@ -10,11 +10,12 @@ import pallasfuse as pf
 from pallasfuse import _compat
 from pallasfuse.decompositions import Decomposer
 from pallasfuse.decompositions.writing import as_usual
-from pallasfuse.device import assumed
+from pallasfuse.device import assumed, find
 from pallasfuse.jaxpr_frontend import bodies, flatten
 from tests.decompositions.test_short_axes import OTHERS, POINTS, distances
 from tests.decompositions.test_windows import drawn
 
+H200 = find("NVIDIA H200", "gpu")
 IMAGES, WEIGHTS = drawn((2, 64, 256)), drawn((15, 1, 256))
 
 
@@ -95,6 +96,43 @@ def left(x):
 )
 def test_what_stays(function, exclude):
     assert not decomposed(function, IMAGES, exclude=exclude)[1]
+
+
+def counts(x, at):
+    """Predicted to take 15 us as it is, and 7 with copies of the places."""
+    return x + jnp.zeros(512).at[at].add(1.0)
+
+
+def in_trips(length, body=counts):
+    return lambda x, at: lax.scan(lambda x, _: (body(x, at), None), x, length=length)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "changes"),
+    [
+        (counts, False),
+        (in_trips(1), False),
+        (in_trips(4), True),
+        (in_trips(2, in_trips(2)), True),
+        (lambda x, at: lax.while_loop(lambda x: x[0] < 9.0, lambda x: counts(x, at), x), True),
+        (lambda x, at: in_trips(9)(x, at[:256]), False),  # the shortest kernels take as long
+    ],
+    ids=["alone", "one trip", "four trips", "two times two", "some trips", "little"],
+)
+def test_operations_in_loops_count_by_their_trips(function, changes):
+    jaxpr = jax.make_jaxpr(function)(jnp.zeros(512), jnp.zeros(65536, jnp.int32))
+    assert (Decomposer(H200, (), H200.price_error).of(jaxpr) is not jaxpr) == changes
+
+
+@pytest.mark.parametrize("spared", [(), ("dot_general",)])
+def test_operations_are_spared_in_bodies_only(spared):
+    def function(a, b):
+        first = jnp.einsum("nij,njk->nik", a, b)
+        return lax.scan(lambda c, _: (jnp.einsum("nij,njk->nik", c, b), None), first, length=9)[0]
+
+    jaxpr = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct((8192, 4, 4), jnp.float32)] * 2)
+    made = Decomposer(assumed("cpu"), (), 1.2, spared=frozenset(spared)).of(jaxpr)
+    assert list(operations(flatten(made))).count("dot_general") == len(spared)
 
 
 @pytest.mark.parametrize("faster", [True, False])

@@ -1,5 +1,7 @@
 """Updates that add to few places, as sums by place or in float32, against XLA's own in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,32 @@ def test_copies_are_added_to_as_the_array_is(call, shape, dtype):
     made = writer.written()
     (found,) = _compat.eval_jaxpr(made, made.consts, *arguments)
     np.testing.assert_array_equal(np.asarray(found, "float64"), np.asarray(call(*arguments), "float64"))
+
+
+def test_copies_keep_unsigned_places():
+    """As numbers with a sign the largest would be less than none, and be clipped to the other end."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    arguments = jnp.zeros(3), jnp.asarray([[2**32 - 1], [1], [0], [7], [2**32 - 2], [1]], jnp.uint32), jnp.arange(6.0)
+    call = partial(lax.scatter_add, dimension_numbers=numbers, mode=lax.GatherScatterMode.CLIP)
+    (eqn,) = [e for e in jax.make_jaxpr(call)(*arguments).eqns if e.primitive.name == "scatter-add"]
+    np.testing.assert_array_equal(updates.in_copies(2)(eqn)(*arguments)[0], call(*arguments))
+
+
+def test_neighbours_go_to_different_copies():
+    """One by one, each 1 after the large number would be rounded away."""
+    places, changes = jnp.zeros((15, 1), "int32"), jnp.asarray([0.0] * 7 + [2.0**24] + [1.0] * 7)
+    jaxpr = jax.make_jaxpr(lambda x: x.at[places[:, 0]].add(changes))(jnp.zeros(1))
+    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "scatter-add"]
+    assert updates.in_copies(8)(eqn)(jnp.zeros(1), places, changes)[0][0] == 2.0**24 + 8
+
+
+def test_updates_without_places_are_no_copies():
+    numbers = lax.ScatterDimensionNumbers((0,), (), ())
+    jaxpr = jax.make_jaxpr(partial(lax.scatter_add, dimension_numbers=numbers))(
+        jnp.zeros(3), jnp.zeros((5, 4, 0), "int32"), jnp.ones((1, 5, 4))
+    )
+    (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "scatter-add"]
+    assert updates.in_copies(2)(eqn) is None
 
 
 def test_there_are_no_more_places_in_copies_than_updates():

@@ -109,6 +109,15 @@ def test_parts_are_added_to_one_after_the_other():
     assert columns.parts == 1
 
 
+def test_long_rows_wait_by_their_bytes_and_parts_by_the_threads_that_are_there():
+    one, two = (contended_us(Pieces(8192, n, n, combined=True, elements=n / 4), H200) for n in (512.0, 1024.0))
+    assert two == pytest.approx(2 * one)
+    rows = Pieces(24 * 512, 256.0, 24 * 2048.0, combined=True, parts=24.0, elements=64.0)
+    # 512 rows of 64 numbers are as many threads as 32,768 numbers: eight parts are added to together
+    assert contended_us(rows, H200) == pytest.approx(contended_us(replace(rows, parts=1.0, number=512, source_bytes=2048.0), H200)
+                                                     * 24 / (2048 * 132 / 32768))  # fmt: skip
+
+
 def test_updates_that_do_not_meet():
     assert contended_us(Pieces(MANY, 4.0, 4.0 * MANY, combined=True), H100, skew=1.0) < 0.1
     rows = contended_us(Pieces(32768, 512.0, 512.0, combined=True), H100)  # of 128 float32, to one place: 170 us
