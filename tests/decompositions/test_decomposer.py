@@ -113,11 +113,11 @@ def in_trips(length, body=counts):
         (counts, False),
         (in_trips(1), False),
         (in_trips(4), True),
-        (in_trips(2, in_trips(2)), True),
+        (in_trips(4, in_trips(1)), True),
         (lambda x, at: lax.while_loop(lambda x: x[0] < 9.0, lambda x: counts(x, at), x), True),
         (lambda x, at: in_trips(9)(x, at[:256]), False),  # the shortest kernels take as long
     ],
-    ids=["alone", "one trip", "four trips", "two times two", "some trips", "little"],
+    ids=["alone", "one trip", "four trips", "four times one", "some trips", "little"],
 )
 def test_operations_in_loops_count_by_their_trips(function, changes):
     jaxpr = jax.make_jaxpr(function)(jnp.zeros(512), jnp.zeros(65536, jnp.int32))
