@@ -23,6 +23,8 @@ _KEEP = frozenset({
     "optimization_barrier", "reduce_max", "reduce_min",
 })  # fmt: skip
 """Operations whose results are about as large as what they are given."""
+_MOVE_COLUMNS = frozenset({"gather", "pad", "rev", "sort", "transpose"})
+"""Those of them that may bring columns elsewhere, though the shape is the same."""
 _SAME_SHAPE = frozenset({"convert_element_type", "copy", "optimization_barrier"})
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
@@ -148,11 +150,7 @@ def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
     sources = frozenset[int]().union(*(k.sources for k in own))
     shapes = {_compat.shape_of(a) for a, k in zip(eqn.invars, given, strict=True) if k.sources}
     wholes = {k.whole for k in own if k.sources}
-    is_whole = (
-        name not in ("gather", "pad", "rev", "sort", "transpose")
-        and shapes == {_compat.shape_of(result)}
-        and len(wholes) == 1
-    )
+    is_whole = name not in _MOVE_COLUMNS and shapes == {_compat.shape_of(result)} and len(wholes) == 1
     return _Known(
         sources, min((k.positions for k in own), default=math.inf), columns, next(iter(wholes)) if is_whole else None
     )

@@ -31,7 +31,7 @@ from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, prices_decide, sums_beyond_tiles
 from pallasfuse.tiling.descent import smaller
 from pallasfuse.tiling.split import split
-from pallasfuse.warps import with_warps_by_price
+from pallasfuse.warps import spilled_bytes, with_warps_by_price
 
 _MOST_TREES = 4
 """So many trees that are predicted to be faster than what is planned are tried when a kernel is tuned."""
@@ -261,7 +261,7 @@ def _in_turn(target: Target) -> Iterator[Target]:
 def _fastest(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """The schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
+    """Returns the schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
 
     The time is the price of its kernel where `prices_decide`, with or without prices for kernels as a whole; else what is listed
     with it, for the share of the tiles that its bounds visit. patience: as of `placed_on`.
@@ -299,17 +299,18 @@ def _fastest(
         if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
             return *ranged, None
     if best is not None:
-        return *_with_fewer_spilled(chosen, best[1], best[2], tensors, options, patience), None
+        return *_with_smaller_tiles_if_near(chosen, best[1], best[2], tensors, options, patience), None
     assert refused is not None
     return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
 
 
-def _with_fewer_spilled(
+def _with_smaller_tiles_if_near(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions,
     patience: Patience | None,
 ) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
-    """As `with_fewer_spilled`, where a kernel is within the patience."""
-    if patience is not None and not patience.allows(us_of(phases), _SPILLED):
+    """Looks for smaller tiles (`with_fewer_spilled`), but not for a kernel that spills and is far from what it may take."""
+    spills = options.price and any(map(spilled_bytes, phases))
+    if spills and patience is not None and not patience.allows(us_of(phases), _NEAR_ENOUGH):
         return schedule, phases
     return with_fewer_spilled(chosen, schedule, phases, tensors, options)
 
@@ -330,9 +331,9 @@ _CLEARLY = 0.95
 """Clusters are listed the simplest first; another one's price, or that of another target, is less than so much of its price.
 
 Prices of several schedules of one program err less against each other than those of several programs."""
-_SPILLED = 4.0
-"""Smaller tiles are not looked for where a kernel takes more than so many times what it may, whether its threads spill or not. (Of
-220 kernels of five programs that were within that with the tiles that were found, all but two took less than twice that before.)"""
+_NEAR_ENOUGH = 4.0
+"""Smaller tiles are not looked for where a kernel takes more than so many times what it may. (Of 220 kernels of five programs that
+were within that at last, all but two took less than twice that before smaller tiles were looked for.)"""
 _PASS_SHARE = 0.1
 """The share of a kernel's time that the pass may take which finds its ranges: it is lost where the masks hide nothing after all."""
 

@@ -21,7 +21,7 @@ _SHARE = 0.8
 def drawn(
     avals: Sequence[Any], device: Any, below: Sequence[int | tuple[int, ...] | None] = (), *, skew: float = 1.0
 ) -> list[jax.Array]:
-    """Arrays of these shapes and types: floats normal, booleans mixed, integers from 0 on, so that they can be lengths and indices.
+    """Draws arrays of these shapes and types: floats normal, booleans mixed, integers from 0 on, as lengths and indices are.
 
     below: of each array, the number that its integers stay below, or one for each column of its last axis; None: the largest
     extent of all dimensions, and one more. A number by itself is half of that: a length is neither the shortest nor the longest.

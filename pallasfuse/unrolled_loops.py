@@ -36,7 +36,7 @@ _STEP = 4
 _KERNELS = 2
 """XLA starts at least so many kernels a trip: for its work, and to count trips and stack results."""
 _LEAST_GAIN = 1.2
-"""So many times as fast trips in one body must be predicted to be without a clock, as more of them must be beside fewer: the price
+"""Without a clock, more trips in one body must be predicted to be so many times as fast as the best number so far: the price
 exaggerates. (Of 13 loops on an H200, 2026-11-29, with two and with four trips in one body, those with such a price took 1.03 to
 0.41 times as long by the times of their kernels, others 1.09 to 0.65 times.)"""
 _LOOPS = frozenset({"scan", "while"})
@@ -92,17 +92,17 @@ def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -
 
 
 def _surely(loop: JaxprEqn, most: int, device: Device) -> int:
-    """Returns how many trips, at most so many, of a loop are surely faster in one body; 1 where none are."""
-    us = work_us(loop, device)
-    if us < _KERNELS * device.kernel_us:
+    """Returns how many trips of a loop, at most so many, go into one body without a clock; 1 leaves it as it is."""
+    work = work_us(loop, device)
+    if work < _KERNELS * device.kernel_us:
         return most
-    if most < 2 or not math.isfinite(us):
+    if most < 2 or not math.isfinite(work) or _compat.scan_counts(loop) is None:
         return 1
     chosen = 1
     try:
-        best_us = _priced_us(loop, 1, device)
+        best_us = _trip_us(loop, 1, device)
         for trips in (*(1 << n for n in range(1, most.bit_length()) if 1 << n < most), most):
-            us = _priced_us(loop, trips, device)
+            us = _trip_us(loop, trips, device)
             if _LEAST_GAIN * us <= best_us:
                 chosen, best_us = trips, us
     except Exception:  # a program must not fail because of a form of it
@@ -110,15 +110,20 @@ def _surely(loop: JaxprEqn, most: int, device: Device) -> int:
     return chosen
 
 
-def _priced_us(loop: JaxprEqn, trips: int, device: Device) -> float:
-    """Returns the microseconds that XLA is predicted to take for a trip of a loop that has so many in one body."""
-    with IMPORTS:  # most programs have no loop
+def priced_us(jaxpr: Jaxpr, device: Device) -> float:
+    """Returns the microseconds that XLA is predicted to take for a program, but for loops of which nobody knows the trips."""
+    with IMPORTS:  # few programs have such forms
         from pallasfuse.jaxpr_frontend.conversion import convert
         from pallasfuse.price.xla import price_xla
+    us: float = price_xla(convert(flatten(jaxpr)).program, device).us
+    return us
+
+
+def _trip_us(loop: JaxprEqn, trips: int, device: Device) -> float:
+    """Returns the microseconds that XLA is predicted to take for a trip of a loop that has so many in one body."""
     one = jax.make_jaxpr(partial(_in_one_body, loop, trips))(*(_compat.struct_of(v) for v in loop.invars))
     length: int = loop.params["length"] // trips * trips
-    us: float = price_xla(convert(flatten(one)).program, device).us
-    return us / length
+    return priced_us(one, device) / length
 
 
 def _in_one_body(loop: JaxprEqn, trips: int, *operands: Any) -> list[Any]:
@@ -192,7 +197,7 @@ class _Unroller:
     def __init__(
         self, most_equations: int, most_trips: int, exclude: Sequence[str], wanted: Callable[[JaxprEqn, int], int]
     ) -> None:
-        """wanted: how many trips of a loop are to be in one body, at most so many, which may be all of them?"""
+        """`wanted` is given a loop and the most trips that one body may have, and returns how many it gets."""
         self.most_equations, self.most_trips, self.exclude, self.wanted = most_equations, most_trips, exclude, wanted
         self.added = 0
         """The equations by which the program has become longer."""
@@ -235,7 +240,7 @@ class _Unroller:
         return _compat.with_params(eqn, changed)
 
     def _trips_of(self, eqn: JaxprEqn) -> int:
-        """How many trips of a loop become one: all of them, or a power of two; 1 where the user has said how many."""
+        """Returns how many trips of a loop become one: all of them, or a power of two; 1 where the user has said how many."""
         length, own = eqn.params["length"], max(1, equations(eqn.params["jaxpr"]))
         if eqn.params["unroll"] != 1 or not isinstance(length, int) or length < 2:  # it may be symbolic
             return 1

@@ -36,7 +36,7 @@ from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
-from pallasfuse.unrolled_loops import unrolled_surely, unrollings
+from pallasfuse.unrolled_loops import priced_us, unrolled_surely, unrollings
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
 from pallasfuse.whole_calls import BUDGET_S
 
@@ -57,7 +57,7 @@ _MOST_REPLACED = 3.0
 H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not measured on CPUs.)"""
 _OPERATIONS = "operations in parts"
 _BY_DATA = frozenset({"scatter-add"})
-"""Operations that take longer or shorter by the numbers that they are given. Nobody draws what the program makes for them."""
+"""Operations that take longer or shorter by the numbers that they are given. A check cannot draw those that a program computes."""
 _ALSO_BY_PRICE = f"{_OPERATIONS}, by their prices where data decides"
 _FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
@@ -142,7 +142,7 @@ def sure_forms(
 ) -> Iterator[Jaxpr]:
     """Yields the forms of a program that need no clock: `surely_faster`, and what spares kernels in bodies if that is another.
 
-    The latter alone where the other is not predicted to be faster, beyond the error of the price.
+    Where the first loses products or concatenations in bodies and is not predicted to be faster, only the second.
     """
     form = surely_faster(jaxpr, target, exclude, with_kernels)
     if form is jaxpr:
@@ -153,20 +153,11 @@ def sure_forms(
     spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
     gains = False
     with contextlib.suppress(Exception):  # a program must not fail because of a form of it
-        gains = target.device.price_error * _by_xla_us(form, target) <= _by_xla_us(spared, target)
+        gains = target.device.price_error * priced_us(form, target.device) <= priced_us(spared, target.device)
     if gains:
         yield form
     if spared is not jaxpr:
         yield spared
-
-
-def _by_xla_us(jaxpr: Jaxpr, target: Target) -> float:
-    """Returns the microseconds that XLA is predicted to take for a program, but for loops of which nobody knows the trips."""
-    with IMPORTS:  # few programs have such forms
-        from pallasfuse.jaxpr_frontend.conversion import convert
-        from pallasfuse.price.xla import price_xla
-    us: float = price_xla(convert(flatten(jaxpr)).program, target.device).us
-    return us
 
 
 def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]]:
@@ -251,7 +242,9 @@ def chosen_form(
         return best, ways[best], verdict
     if verdict is None or verdict.ours_us is not None or verdict.reason.startswith((_FAILS, _TOO_LARGE)):
         return None, jaxpr, verdict
-    sure = surely_faster(jaxpr, target, exclude, with_kernels)
+    sure = surely_faster(
+        jaxpr, target, exclude, with_kernels
+    )  # what kernels lose by it is asked then (`FusedCall.settled`)
     if sure is jaxpr:
         return None, jaxpr, verdict
     return _SURELY, sure, replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")
@@ -349,12 +342,9 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
-    """Returns the texts of such equations of which there are fewer in the bodies of a form than in those of the program."""
-    counts = (
-        Counter(text for body in _bodies(jaxpr) for text in _that_kernels_have(body)) for jaxpr in (before, after)
-    )
-    one, other = counts
-    return set(one - other)
+    """Returns the texts of products and concatenations of which a form has fewer in its bodies than the program."""
+    had, has = (Counter(t for body in _bodies(jaxpr) for t in _that_kernels_have(body)) for jaxpr in (before, after))
+    return set(had - has)
 
 
 def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
@@ -367,7 +357,7 @@ def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def predicted_us(plan: Plan) -> float:
-    """The microseconds that a program is predicted to take with the kernels of its plan, but for those in bodies of loops."""
+    """Returns the microseconds that a program is predicted to take with its plan's kernels, but for those in bodies of loops."""
     with IMPORTS:  # few programs have such forms
         from pallasfuse.price.xla import price_xla
     made = frozenset(n.name for k in plan.kernels for n in k.group.outputs)

@@ -44,12 +44,12 @@ def test_smaller_tiles_are_taken_where_threads_spill(planned):
 
 
 @pytest.mark.parametrize(("share", "looks"), [(0.9, True), (0.3, True), (0.2, False)])
-def test_who_waits_for_a_much_faster_kernel_gets_no_smaller_tiles(planned, share, looks):
+def test_smaller_tiles_are_looked_for_only_within_four_times_the_patience(planned, share, looks):
     """share: of what the kernel takes whose threads spill, the time within which one has to be found."""
     kernel, tensors = planned
     patience = Patience(share * us_of(kernel.phases))
     options = pf.FuseOptions(price=True)
-    schedule, _ = placement._with_fewer_spilled(
+    schedule, _ = placement._with_smaller_tiles_if_near(
         kernel.group, kernel.schedule, kernel.phases, tensors, options, patience
     )
     assert (schedule != kernel.schedule) == looks

@@ -205,7 +205,7 @@ def life(grid):
     return jax.lax.scan(trip, grid, None, length=50)[0]
 
 
-def running(reverse):
+def running(reverse, rows=None):
     """Each trip stacks what it makes of a row, in the order of the rows."""
 
     def function(x, scale):
@@ -213,7 +213,7 @@ def running(reverse):
             total = 0.5 * total + scale * row
             return total, total - row.mean()
 
-        return jax.lax.scan(trip, x[0], x, reverse=reverse)
+        return jax.lax.scan(trip, x[0], x[:rows], reverse=reverse)
 
     return function
 
@@ -231,15 +231,16 @@ def test_trips_are_in_one_body_where_that_is_predicted_to_be_faster(function, ar
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("trips_in_one", [1, 2, 3, 12])
-def test_what_is_priced_computes_what_the_loop_does(reverse, trips_in_one):
+@pytest.mark.parametrize(("trips_in_one", "rows"), [(1, 12), (2, 12), (3, 12), (12, 12), (5, 10)])
+def test_what_is_priced_computes_what_the_loop_does(reverse, trips_in_one, rows):
+    """rows: those of the trips that are in whole bodies. The others are not priced."""
     x = jnp.arange(36.0).reshape(12, 3)
     jaxpr = jax.make_jaxpr(running(reverse))(x, 2.0)
     (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
     values = {v: a for v, a in zip(jaxpr.jaxpr.invars, (x, jnp.float32(2.0)), strict=True)}
     operands = [values.get(v, x[0] if v.aval.shape == (3,) else None) for v in loop.invars]
     made = unrolled_loops._in_one_body(loop, trips_in_one, *operands)
-    for one, other in zip(made, running(reverse)(x, 2.0), strict=True):
+    for one, other in zip(made, running(reverse, rows)(x, 2.0), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 

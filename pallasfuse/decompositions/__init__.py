@@ -120,7 +120,7 @@ another way gains."""
 _TRIPS = {"while": 10}
 """Loops of which nobody knows the trips are taken to have so many."""
 _FEWEST_KERNELS = 4
-"""So do those in loops that take no longer than so many kernels that do nothing: another way has kernels, too."""
+"""Operations in loops that take no longer than so many kernels that do nothing stay as they are: another way has kernels, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Decomposer:
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     spared: frozenset[str] = frozenset()
-    """Operations that stay as they are in bodies of loops and in branches."""
+    """The names of operations that stay as they are in bodies of loops and in branches."""
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest` by the texts of operations, and of `_with_other_operands` (0: it is) by those of products: the
     layers of a model have the same ones."""
@@ -282,7 +282,7 @@ class Decomposer:
         return True
 
     def _least_us(self, trips: int | None) -> float:
-        """Returns the microseconds that an operation must be predicted to take, of a program that runs so often."""
+        """Returns the microseconds that one run of an operation must be predicted to take for another way to be looked for."""
         one_us = self.device.kernel_us + self.device.launch_us
         return max(_LEAST_US / max(1, trips or 1), min(_LEAST_US, _FEWEST_KERNELS * one_us))
 
@@ -313,7 +313,7 @@ class Decomposer:
         return [run for run in found if run is not None]
 
     def _parameter[T](self, value: T, eqn: JaxprEqn, trips: int) -> T:
-        """A parameter of a loop or a choice, with its bodies decomposed where they have the same types then.
+        """Returns a parameter of a loop or a choice, with its bodies decomposed where they have the same types then.
 
         trips: how often they run."""
         if isinstance(value, Jaxpr):
@@ -349,7 +349,7 @@ class Decomposer:
         return within(jaxpr)
 
     def _faster_way(self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool], least_us: float) -> Run | None:
-        """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is.
+        """Returns a faster way to compute an operation: by the clock, or without one by its price; None if none is.
 
         wanted: says of each result whether something reads it. least_us: what it must be predicted to take as it is written.
         """

@@ -120,8 +120,8 @@ gradient of the weights of a window with holes, where the library does not see t
 _TURNED_US, _READ_TURNED_US, _MADE_TURNED_US = 10.0, 9.5, 31.0
 """Copies of operands and results to another order take so long to start, and for a million elements: those read, those made."""
 _FEW, _OF_FEW_US = 4, 20.0
-"""A group with fewer channels, or results, but not one of each, has no kernel that reads these side by side: operands and results
-are copied to another order, or there is one kernel for each group. So long it takes for a million elements of all of them. (Nine
-such convolutions of 4 to 64 groups in both types on an H200, 2026-11-29: 5.8 to 35.)"""
+"""A group with fewer channels, or results, but not one channel with one result, has no kernel that reads these side by side:
+operands and results are copied to another order, or there is one kernel for each group. So long it takes for a million elements of
+all of them. (Nine such convolutions of 4 to 64 groups in both types on an H200, 2026-11-29: 5.8 to 35.)"""
 _PRODUCT_US, _AS_PRODUCT_TFLOP_S = 15.0, 1.5
 """Products for every channel take so long to start, and reach this rate, as each fills a small part of the matrix units."""

@@ -33,14 +33,17 @@ _CHANGED = 0.35
 _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
-_ALIKE_CLOCKS, _ALONE_CLOCKS, _ROW_CLOCKS, _ROW_BYTES = 3.2, 13.0, 8.0, 512
-"""What a warp adds to one sector waits so many clocks for what the warp before it has added there: for each of the numbers that
-meet at one place, but at least so many; and of pieces that are longer than a sector so many for each of so many bytes. (A million
-numbers added to 1, 20, 100, 512 and 4096 places on an H200, drawn evenly: 1840, 247, 233, 162, 32 us, of which the last 13 are no
-waiting; 65,536 rows of 4 to 256 numbers, 2026-11-29.)"""
+_ALONE_CLOCKS = 13.0
+"""What a warp adds to one sector waits at least so many clocks for what the warp before it has added there."""
+_ALIKE_CLOCKS = 3.2
+"""It waits so long for each of the numbers of that warp that meet at one place. (A million numbers added to 1, 20, 100, 512 and
+4096 places on an H200, drawn evenly: 1840, 247, 232, 162, 32 us, of which the last 13 are no waiting; 2026-11-29.)"""
+_ROW_CLOCKS, _ROW_BYTES = 8.0, 512
+"""Pieces that are longer than a sector wait so many clocks for each of so many bytes. (65,536 rows of 4 to 256 numbers.)"""
 SKEW = 1.5
 """Nobody knows which places updates name. They are taken to be `places * u**SKEW`, for numbers u that are even between 0 and 1. (Of
-seven updates in whole programs, most of which count what the program computes, six waited 0.3 to 2.2 times as long, and one 4.)"""
+seven updates in whole programs, most of which count what the program computes, six waited 0.3 to 2.2 times as long as predicted,
+and one 4 times.)"""
 _WARP_BYTES = 128
 """The threads of a warp add words that are neighbours in what is added: so many bytes at once."""
 _TRIED_CLOCKS, _TRIED_AGAIN_CLOCKS = 0.016, 5.4e-5
@@ -126,7 +129,7 @@ def contended_us(pieces: Pieces, device: Device, skew: float = SKEW) -> float:
 
 
 def _met_clocks(pieces: Pieces, device: Device, skew: float) -> float:
-    """Returns the clocks that the warps wait which add to the sector, or the longer piece, that most updates name.
+    """Returns the clocks that warps wait at the sector, or the longer piece, that gets the most updates.
 
     A warp adds to a sector once, whatever it has for it. Parts of a tensor that come one after the other are added to together as
     far as threads are there for them.

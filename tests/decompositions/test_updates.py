@@ -213,7 +213,7 @@ def test_updates_of_an_empty_array_stay(dtype):
     ],
 )
 def test_where_a_gpu_waits_for_itself(dtype, rows, width, places, written):
-    """The forms that are chosen by price are those that take less time on an H100."""
+    """The forms that are chosen by the price of an H100 take less time, on an H100, or where it says so on an H200."""
     h100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
     shapes = (jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows, width), dtype))
     jaxpr = jax.make_jaxpr(lambda at, rows: jnp.zeros((places, width), dtype).at[at].add(rows))(*shapes)

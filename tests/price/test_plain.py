@@ -119,7 +119,7 @@ def test_groups_of_few_channels_are_not_as_fast_as_groups_of_one(images, groups,
 
 
 @pytest.mark.parametrize(("dtype", "measured_us"), [("float32", 84.1), ("bfloat16", 60.0)])
-def test_images_of_channels_that_are_groups_are_padded_at_one_end_before(dtype, measured_us):
+def test_the_price_of_channels_that_are_groups_has_the_padding_at_one_end(dtype, measured_us):
     def halved(x, w):
         return lax.conv_general_dilated(
             x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=64
