@@ -82,7 +82,7 @@ def computed_at(view: View, product: Product) -> int:
 def laid_out_anew_at(view: View, line: Line) -> list[int]:
     """Lists where a load may take the layout of the results of products: where it stands, or at a product that begins with it."""
     begun = [total for p in view.products.values() if (total := _sum(view, p)) is not None]
-    return sorted({line.number, *(at.number for at, other in begun if line.name in _behind(view, other))})
+    return sorted({line.number, *(at.number for at, other in begun if line.name in view.behind(other))})
 
 
 def _of_side(view: View, product: Product, side: Expr, name: str) -> Iterator[Buffer]:
@@ -122,7 +122,7 @@ def _is_made_in_registers(view: View, product: Product) -> bool:
     """Is a left side computed, element by element, from results of products (or what a loop has added up of them), or from what was
     loaded, and copied ahead for this product alone?"""
     line, side = product.line, product.statement.lhs
-    behind = _behind(view, side)
+    behind = view.behind(side)
     made_of = [p for p in view.products.values() if p.line.name in behind]
     if made_of:  # what a loop has added up may lie in other warps, where there are more than rows for them
         return product.m >= WARP_ROWS * view.program.warps or any(p.line.scope is line.scope for p in made_of)
@@ -135,7 +135,7 @@ def _is_made_in_registers(view: View, product: Product) -> bool:
 
 def _loads_of_left(view: View, product: Product) -> list[Line]:
     """Lists the loads that a left side is computed from."""
-    behind = _behind(view, product.statement.lhs)
+    behind = view.behind(product.statement.lhs)
     return [x for x in view.lines if x.name in behind and isinstance(x.statement, Load)]
 
 
@@ -144,20 +144,6 @@ def _alike(view: View, product: Product, side: Expr) -> list[Product]:
     left, over = side is product.statement.lhs, product.statement.over
     others = ((p, p.statement) for p in view.products.values())
     return [p for p, s in others if side == (s.lhs if left else s.rhs) and s.over == over]
-
-
-def _behind(view: View, root: Expr) -> set[str]:
-    """Names of all that a value is computed from element by element, through what is named before it and what loops carry."""
-    nexts = {c.name: c.next_name for s in view.scopes if s.loop is not None for c in s.loop.carries}
-    lets = {x.name: x.statement.value for x in view.lines if isinstance(x.statement, Let)}
-    found: set[str] = set()
-    wanted = set(root.tensors)
-    while wanted:
-        name = wanted.pop()
-        found.add(name)
-        more = {nexts[name]} if name in nexts else set(lets[name].tensors) if name in lets else set()
-        wanted |= more - found
-    return found
 
 
 def _sum(view: View, product: Product) -> tuple[Line, Expr] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from pallasfuse.ir import dtypes
@@ -11,6 +12,7 @@ from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.own_axes import with_own_axes
 from pallasfuse.ir.tile_program import (
     Contract,
+    Let,
     Load,
     Loop,
     Segment,
@@ -118,6 +120,7 @@ class View:
         self.lines = _lines(program)
         self._readers = _readers(self.lines)
         self._needs: dict[int, frozenset[str]] = {}
+        self._behind: dict[frozenset[str], frozenset[str]] = {}
         self.sums: dict[int, tuple[Line, Expr] | None] = {}
         """Where products are added to something, by the numbers of their lines, as far as that is known."""
         found = (_product(program, self._tiles, target, line) for line in self.lines)
@@ -126,7 +129,7 @@ class View:
         """Numbers of the loads that a loop copies to shared memory trips before they are needed: those by which its products
         are reached (if contiguous enough for the copy engine)."""
 
-    @property
+    @cached_property
     def scopes(self) -> list[LoopScope]:
         """All scopes, and those that have no statements but loops."""
         found: dict[LoopScope, None] = {}
@@ -136,6 +139,25 @@ class View:
                 found[scope] = None
                 scope = scope.around
         return list(found)
+
+    @cached_property
+    def _made_from(self) -> dict[str, frozenset[str]]:
+        """The names that carried values, and those that are computed element by element, are made from."""
+        carried = {c.name: frozenset((c.next_name,)) for s in self.scopes if s.loop is not None for c in s.loop.carries}
+        lets = {x.name: x.statement.value for x in self.lines if x.name is not None and isinstance(x.statement, Let)}
+        return {name: frozenset(value.tensors) for name, value in lets.items()} | carried
+
+    def behind(self, root: Expr) -> frozenset[str]:
+        """Names all that a value is computed from element by element, through what is named before it and what loops carry."""
+        begun = frozenset(root.tensors)
+        if begun not in self._behind:
+            found, wanted = set[str](), set(begun)
+            while wanted:
+                name = wanted.pop()
+                found.add(name)
+                wanted |= self._made_from.get(name, frozenset()) - found
+            self._behind[begun] = frozenset(found)
+        return self._behind[begun]
 
     def readers(self, line: Line) -> list[Line]:
         """Returns the lines that read the value that a statement defines. Segments give the same names to values of their own."""
