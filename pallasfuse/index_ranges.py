@@ -15,7 +15,7 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.parts import inside
 
 type Bound = int | tuple[int, ...]
-"""What integers stay below: all of them, or those of each column of the last axis."""
+"""The number that all integers of an array stay below, or one such number for each column of its last axis."""
 
 _KEEP = frozenset({
     "add", "sub", "max", "min", "clamp", "select_n", "concatenate", "pad", "broadcast_in_dim", "reshape", "squeeze",

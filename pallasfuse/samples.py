@@ -32,20 +32,21 @@ def drawn(
       TypeError: a type has no such values.
     """
     most = max((n for a in avals for n in a.shape), default=1) + 1
-    bounds = [(n, skew) if n else (most, 1.0) for n in below] or [(most, 1.0)] * len(avals)
+    known = below or [None] * len(avals)
     return [
-        _drawn(a.shape, a.dtype, bound, device, seed) for seed, (a, bound) in enumerate(zip(avals, bounds, strict=True))
+        _drawn(a.shape, a.dtype, n or most, skew if n else 1.0, device, seed)
+        for seed, (a, n) in enumerate(zip(avals, known, strict=True))
     ]
 
 
 def _drawn(
-    shape: tuple[int, ...], dtype: Any, bound: tuple[int | tuple[int, ...], float], device: Any, seed: int
+    shape: tuple[int, ...], dtype: Any, below: int | tuple[int, ...], skew: float, device: Any, seed: int
 ) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.empty(shape, dtype)  # zeros, and as good as any
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"values of type {dtype} are not drawn")
-    (below, skew), random = bound, np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     columns = below if isinstance(below, tuple) else (below,)
     block = np.stack([_block(dtype, n, skew, random) for n in columns], axis=-1).reshape(-1)
     if not shape and jnp.issubdtype(dtype, jnp.integer):

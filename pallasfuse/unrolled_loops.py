@@ -101,7 +101,8 @@ def _surely(loop: JaxprEqn, most: int, device: Device) -> int:
     chosen = 1
     try:
         best_us = _trip_us(loop, 1, device)
-        for trips in (*(1 << n for n in range(1, most.bit_length()) if 1 << n < most), most):
+        powers = (1 << n for n in range(1, most.bit_length()))
+        for trips in (*(n for n in powers if n < most), most):
             us = _trip_us(loop, trips, device)
             if _LEAST_GAIN * us <= best_us:
                 chosen, best_us = trips, us

@@ -242,9 +242,8 @@ def chosen_form(
         return best, ways[best], verdict
     if verdict is None or verdict.ours_us is not None or verdict.reason.startswith((_FAILS, _TOO_LARGE)):
         return None, jaxpr, verdict
-    sure = surely_faster(
-        jaxpr, target, exclude, with_kernels
-    )  # what kernels lose by it is asked then (`FusedCall.settled`)
+    # not `sure_forms`: what kernels lose by it is asked afterwards (`FusedCall.settled`)
+    sure = surely_faster(jaxpr, target, exclude, with_kernels)
     if sure is jaxpr:
         return None, jaxpr, verdict
     return _SURELY, sure, replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")

@@ -2,10 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from pallasfuse import samples
 from pallasfuse.index_ranges import index_ranges
 
 TABLE = jax.ShapeDtypeStruct((1000, 8), jnp.float32)
@@ -77,25 +75,3 @@ def of_two_uses(table, keys, rows):
 )  # fmt: skip
 def test_integers_stay_below_what_they_index_or_are_compared_with(function, avals, want):
     assert ranges(function, *avals) == want
-
-
-def test_drawn_integers_stay_below():
-    device = jax.devices()[0]
-    table, rows, number, other = samples.drawn([TABLE, jax.ShapeDtypeStruct((500,), jnp.int32), NUMBER, ROWS], device,
-                                               [None, 17, 61, None])  # fmt: skip
-    assert table.shape == (1000, 8)
-    assert set(np.unique(rows)) == set(range(17))
-    assert int(number) == 30
-    assert 17 < int(jnp.max(other)) <= 1000
-
-
-@pytest.mark.parametrize("rows", [500, 70_000])
-def test_columns_of_indices_have_bounds_of_their_own(rows):
-    (pairs,) = samples.drawn([jax.ShapeDtypeStruct((rows, 2), jnp.int32)], jax.devices()[0], [(4, 61)])
-    assert [int(column.max()) for column in pairs.T] == [3, 60]
-    assert len({(int(a), int(b)) for a, b in np.asarray(pairs)}) > 200
-
-
-def test_small_types_hold_what_is_drawn():
-    (small,) = samples.drawn([jax.ShapeDtypeStruct((500,), jnp.int8)], jax.devices()[0], [1000])
-    assert 100 < int(jnp.max(small)) <= 127 and int(jnp.min(small)) >= 0

@@ -231,7 +231,7 @@ class Decomposer:
         name = eqn.primitive.name
         wanted = tuple(v in read for v in eqn.outvars)
         run = None
-        if trips is None or name not in self.spared:
+        if not self._is_spared(eqn, trips):
             run = self._faster_way(
                 eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips)
             )
@@ -258,12 +258,10 @@ class Decomposer:
     ) -> bool:
         """Write a product with what is transposed before, or with its operands in the other order (CPUs); False where there is no
         such product, or it is not faster. sums: as of `sums_of_products`."""
-        if self.device.platform != "cpu":
+        if self.device.platform != "cpu" or self._is_spared(eqn, trips):
             return False
         try:
             is_dot = eqn.primitive.name == "dot_general"
-            if is_dot and trips is not None and eqn.primitive.name in self.spared:
-                return False
             found = products.untransposed(eqn, makers) if is_dot else with_more_rows_first(eqn, makers, sums)
             if found is None:
                 return False
@@ -280,6 +278,10 @@ class Decomposer:
             return False
         writer.keep(found.eqn)
         return True
+
+    def _is_spared(self, eqn: JaxprEqn, trips: int | None) -> bool:
+        """Does an operation stay as it is, as it stands in a body? trips: as in `of`."""
+        return trips is not None and eqn.primitive.name in self.spared
 
     def _least_us(self, trips: int | None) -> float:
         """Returns the microseconds that one run of an operation must be predicted to take for another way to be looked for."""
@@ -358,8 +360,7 @@ class Decomposer:
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
-        alone = partial(traced_as, eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
-        if self._as_written_us(key, alone) < least_us:
+        if self._as_written_us(key, partial(_alone, eqn)) < least_us:
             return None
         if key not in self._known:
             self._known[key] = self._fastest(eqn, ways, key, around, wanted)
@@ -371,9 +372,7 @@ class Decomposer:
     ) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         try:
-            alone = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
-            before_us = self._written_us[key]
-            written = alone
+            written, before_us = _alone(eqn), self._written_us[key]
             if around.have_stand_ins:
                 written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
                 before_us = self._price_us(written)
@@ -423,3 +422,8 @@ class Decomposer:
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla
         return price_xla(convert(flatten(jaxpr)).program, self.device)
+
+
+def _alone(eqn: JaxprEqn) -> Jaxpr:
+    """Returns a program that computes one operation, as it is written."""
+    return traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)

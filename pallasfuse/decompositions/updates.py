@@ -21,11 +21,11 @@ type Array = Any
 _MOST_PLACES = 128
 """The most places, each of which is a sum over all updates."""
 COPIES = (8, 32, 512)
-"""The numbers of copies of all places, of which the price takes one: threads that are neighbours add to different ones."""
+"""The numbers of copies of all places, of which the price takes one. Threads that are neighbours add to different ones."""
 _MOST_COPIES_OF_ROWS = 8
 """The most copies of places that are rows. XLA adds up eight arrays in a loop over their elements; of more, it lays equal elements
-beside each other, so that no row is in one piece. (65,536 rows of 16 to 256 numbers on an H200, 2026-11-29: 8 copies take 5 to
-42 us, 32 take 15 to 206.)"""
+beside each other, so that no row is in one piece. (65,536 rows of 16 to 256 numbers, to 8 to 1024 places on an H200, 2026-11-29:
+8 copies take 5 to 42 us, 32 take 15 to 206.)"""
 
 
 def in_single_steps(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -91,6 +91,7 @@ def in_copies(copies: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | 
     """Returns the rule by which updates add to so many copies of all places in turn, which are added up then.
 
     Updates that name no place count nowhere, in each copy as in the array. There are never more places in all copies than updates.
+    A -0 to which nothing is added becomes 0.
     """
 
     def rule(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -34,12 +34,13 @@ _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
 _ALONE_CLOCKS = 13.0
-"""What a warp adds to one sector waits at least so many clocks for what the warp before it has added there."""
+"""A warp that adds to a sector of 32 bytes waits at least so many clocks until the warp before it has added there."""
 _ALIKE_CLOCKS = 3.2
-"""It waits so long for each of the numbers of that warp that meet at one place. (A million numbers added to 1, 20, 100, 512 and
-4096 places on an H200, drawn evenly: 1840, 247, 232, 162, 32 us, of which the last 13 are no waiting; 2026-11-29.)"""
+"""A warp waits so many clocks for each number of the warp before it that meets others at one place. (A million numbers added to 1,
+20, 100, 512 and 4096 places on an H200, drawn evenly: 1840, 247, 232, 162, 32 us, of which the last 13 are no waiting.)"""
 _ROW_CLOCKS, _ROW_BYTES = 8.0, 512
-"""Pieces that are longer than a sector wait so many clocks for each of so many bytes. (65,536 rows of 4 to 256 numbers.)"""
+"""A warp waits the first number of clocks for each second number of bytes of a piece that is longer than a sector. (65,536 rows of
+4 to 256 numbers.)"""
 SKEW = 1.5
 """Nobody knows which places updates name. They are taken to be `places * u**SKEW`, for numbers u that are even between 0 and 1. (Of
 seven updates in whole programs, most of which count what the program computes, six waited 0.3 to 2.2 times as long as predicted,
