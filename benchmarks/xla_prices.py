@@ -1,8 +1,9 @@
-"""Prices of whole programs as XLA runs them, beside what `jax.jit` took on an H100 when it was measured: no GPU is needed.
+"""Prices of whole programs as XLA runs them, beside what `jax.jit` took on a GPU when it was measured: no GPU is needed.
 
-    python benchmarks/xla_prices.py [PART_OF_A_NAME ...] [--against BEFORE.json] [--out NOW.json]
+    python benchmarks/xla_prices.py [PART_OF_A_NAME ...] [--results FILE ...] [--against BEFORE.json] [--out NOW.json]
 
-The times are those of `benchmarks/results/programs_price_alone_h100.json`. It prints a line for every program that
+The times are those of `benchmarks/results/programs_price_alone_h100.json`, or of other results of one kind of device, of which the
+last one counts. It prints a line for every program that
 is predicted outside of 0.6 to 1.6 of its time, or with `--against` for every one whose price has changed since then; then how many
 are within.
 """
@@ -14,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -32,20 +34,28 @@ from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
 
 TIMES = ROOT / "benchmarks" / "results" / "programs_price_alone_h100.json"
-KIND = "NVIDIA H100 80GB HBM3"
 LEAST, MOST = 0.6, 1.6
 CHANGED = 1.03
 
 
-def measured_us() -> dict[str, float]:
-    """What XLA took for each program of which all is priced, in microseconds, by its name."""
-    rows = json.loads(TIMES.read_text())["rows"]
-    found = {r["name"]: own_us(r.get("jit", {})) for r in rows if is_priced(r)}
-    return {name: us for name, us in found.items() if us}
+def measured_us(files: Sequence[Path] = (TIMES,)) -> tuple[str, dict[str, float]]:
+    """Returns the kind of the device of some results, and what XLA took for each program of which all is priced.
+
+    The times are in microseconds, by name; of a program that was measured twice, the last one.
+
+    Raises:
+      ValueError: the results are of several kinds of devices.
+    """
+    results = [json.loads(file.read_text()) for file in files]
+    kinds = sorted({r["device"] for r in results})
+    if len(kinds) != 1:
+        raise ValueError(f"the results are of {' and '.join(kinds)}: give those of one kind of device")
+    found = {r["name"]: own_us(r.get("jit", {})) for of in results for r in of["rows"] if is_priced(r)}
+    return kinds[0], {name: us for name, us in found.items() if us}
 
 
-def predicted_us(name: str) -> float | None:
-    """Returns the price of a program at its size for a GPU, in microseconds.
+def predicted_us(kind: str, name: str) -> float | None:
+    """Returns the price of a program at its size for a GPU of some kind, in microseconds.
 
     None where its libraries are not installed, and where only a step of it is planned, while all of it was measured.
     """
@@ -58,7 +68,7 @@ def predicted_us(name: str) -> float | None:
         return None
     function, arguments = built.function, built.structs
     written = convert(flatten(jax.make_jaxpr(function)(*arguments))).program
-    return price_xla(written, device.find(KIND, "gpu")).us
+    return price_xla(written, device.find(kind, "gpu")).us
 
 
 def lines(predicted: Mapping[str, float], measured: Mapping[str, float], before: Mapping[str, float]) -> Iterator[str]:
@@ -78,18 +88,20 @@ def lines(predicted: Mapping[str, float], measured: Mapping[str, float], before:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all programs without any")
+    parser.add_argument("--results", type=Path, nargs="+", default=[TIMES], help="what was measured, as programs.py wrote it")
     parser.add_argument("--against", type=Path, help="prices of before, as --out wrote them")
     parser.add_argument("--out", type=Path, help="where to write the prices, in microseconds by name")
     options = parser.parse_args(arguments)
-    measured = {
-        name: us
-        for name, us in measured_us().items()
-        if not options.names or any(part in name for part in options.names)
-    }
+    try:
+        kind, every = measured_us(options.results)
+    except ValueError as wrong:
+        sys.exit(str(wrong))
+    measured = {n: us for n, us in every.items() if not options.names or any(part in n for part in options.names)}
     if not measured:
-        sys.exit(f"no program of {TIMES.name} has a name with {' or '.join(options.names)} in it")
+        files = " and ".join(file.name for file in options.results)
+        sys.exit(f"no program of {files} has a name with {' or '.join(options.names)} in it, and a price")
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        found = zip(measured, pool.map(predicted_us, measured, chunksize=8), strict=True)
+        found = zip(measured, pool.map(partial(predicted_us, kind), measured, chunksize=8), strict=True)
         predicted = {name: us for name, us in found if us}
     if options.out:
         options.out.write_text(json.dumps(predicted, indent=1))

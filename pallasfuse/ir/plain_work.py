@@ -47,8 +47,8 @@ class Convolution:
 
     @property
     def positions(self) -> int:
-        """The elements of one channel that are looked at for one result."""
-        return max(1, math.prod(self.window) // self.apart)
+        """The elements of one channel that are looked at for one result: those of a window that can lie in an image."""
+        return max(1, self.summed // self.channels)
 
     @property
     def square(self) -> bool:

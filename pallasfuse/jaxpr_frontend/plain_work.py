@@ -175,7 +175,10 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     count, _, *made = (shape_of(result)[d] for d in numbers.out_spec)
     # where zeros stand between the elements, a library computes as many smaller convolutions without them
     apart = math.prod(params["lhs_dilation"])
-    summed = max(1, math.prod(window) * of_channels // apart)
+    # no window meets more elements of an image than there are: the rest is padding
+    lengths = [shape_of(images)[d] for d in numbers.lhs_spec[2:]]
+    met = [min(w, (n - 1) * d + 1) for w, n, d in zip(window, lengths, params["lhs_dilation"], strict=True)]
+    summed = max(1, math.prod(met) * of_channels // apart)
     of_weights = math.prod(made) < math.prod(window) and max(params["window_strides"], default=1) == 1
     is_forward = apart == 1 and not of_weights
     at_one_end = is_forward and any(low != high for low, high in params["padding"])

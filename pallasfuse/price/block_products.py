@@ -52,9 +52,19 @@ class Product:
     """Elements of the result, for each side that has several axes of its own: the product has one."""
     uneven: bool = False
     """The rows of an operand do not begin at multiples of 16 bytes in memory."""
+    kept: tuple[bool, bool] = (False, False)
+    """Each side: is it what was loaded before the loop, beside one that trips hand on? Threads keep it as a product takes it."""
+    begun: float = 1.0
+    """How often a block begins the product's loop, and brings what it keeps."""
     exchanged: bool = False
     """The result is reduced beside what was loaded, and no product is made of it: Triton reduces in the order of the load, to which
     threads bring the result through shared memory."""
+
+    @property
+    def brought(self) -> tuple[float, float]:
+        """How often each side is brought to the product."""
+        left, right = (self.begun if kept else self.times for kept in self.kept)
+        return left, right
 
     @property
     def flops(self) -> float:

@@ -254,6 +254,8 @@ class _Walk:
     """The number of threads that hold each value, by the axes that values run along."""
     within: int = 0
     """The number of the loop that is walked."""
+    begun: float = 1.0
+    """How often it begins."""
     longest: float = 1.0
     """How often that is run, in the longest block."""
     strided: set[str] = field(default_factory=set)
@@ -351,7 +353,13 @@ class _Walk:
     def product(self, s: Contract, sizes: _Sizes, times: float) -> Product:
         """Return the product of a statement, which runs `times` for each block."""
         in_trip = frozenset(n for n, loop in self.loaded_by.items() if loop == self.within > 0)
-        return product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip, self.from_padded))
+        found = product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip, self.from_padded))
+        if not self.within:
+            return found
+        own = [[self.loaded_by.get(n) for n in side.tensors] for side in (s.lhs, s.rhs)]
+        earlier, handed_on = [bool(of) and None not in of and self.within not in of for of in own], [None in of for of in own]
+        kept = earlier[0] and handed_on[1], earlier[1] and handed_on[0]
+        return replace(found, kept=kept, begun=self.begun, uneven=found.uneven and not any(kept))
 
     def access(
         self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
@@ -431,7 +439,7 @@ class _Walk:
     def loop(self, loop: _Rolled, times: float, sizes: _Sizes, path: tuple[int, ...]) -> None:
         self.work.loops += 1
         self.work.started += times
-        outside, self.within = self.within, self.work.loops
+        outside, self.within, self.begun = self.within, self.work.loops, times
         most = 0.0
         for number, trips in enumerate(loop.segments):
             mean, longest, tile = trips.mean, trips.longest, trips.segment.tile

@@ -79,9 +79,13 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     units = warps // WARPGROUP_WARPS if by_warpgroups else warps
     along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
     columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
-    left, right = (units * n * p.summed * p.batch * p.times for n in (p.rows / along_rows, columns))
-    clocks = size * (left + right) / (_OPERAND_BYTES if by_warpgroups else _OPERAND_BYTES_OF_WARPS)
-    return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
+    left, right = (units * n * p.summed * p.batch for n in (p.rows / along_rows, columns))
+    to_left, to_right = p.brought
+    if by_warpgroups:  # they read shared memory each time
+        clocks = size * (left + right) * p.times / _OPERAND_BYTES
+        return clocks, right / units * to_right * p.computes_rhs
+    clocks = size * (left * to_left + right * to_right) / _OPERAND_BYTES_OF_WARPS
+    return clocks, right * to_right * p.computes_rhs
 
 
 def on_matrix_units(p: Product) -> bool:
@@ -99,7 +103,8 @@ def _rearranged(p: Product) -> float:
         return 0.0
     left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
     right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
-    return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
+    to_left, to_right = p.brought
+    return (left * p.rows * to_left + right * p.columns * to_right) * p.summed * p.batch
 
 
 def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[float, float]:

@@ -22,10 +22,11 @@ from pallasfuse.resources.block import THREADS
 
 _SECTOR, _FROM_MEMORY = 32, 64
 """The bytes that come for a piece of fewer, from the cache and from memory."""
-NEAR_BYTES = 1 << 17
-"""A tensor of so many bytes is found beside each multiprocessor."""
+NEAR_BYTES, _NEVER_NEAR_BYTES = 1 << 17, 3 << 17
+"""A tensor of so many bytes is found beside each multiprocessor, and one of the second number never; of those between, a part.
+(A million to four million pieces of one, two and four numbers from tensors of nine sizes between 32 kB and 4 MB on an H200.)"""
 _ANYWHERE = 0.55
-"""Reads of pieces reach this share of the bandwidth that the cache has for reads in order."""
+"""Reads of pieces reach this share of the bandwidth that the cache has for reads in order. (On an H200, 0.7 would be nearer.)"""
 _OF_A_BLOCK = 4 * 128
 """The elements that XLA's blocks of threads compute each, of those that they have in order."""
 _CHANGED = 0.35
@@ -81,7 +82,8 @@ def cached_read(pieces: Pieces, device: Device) -> float:
     of_block = max(1.0, _OF_A_BLOCK / pieces.elements)
     of_part = min(of_block, pieces.number / pieces.parts)
     met = _places_met(of_part * math.ceil(pieces.bytes / _SECTOR), pieces.source_bytes / pieces.parts / _SECTOR)
-    return pieces.number / of_part * met * _SECTOR / _ANYWHERE
+    far = min(1.0, (pieces.source_bytes - NEAR_BYTES) / (_NEVER_NEAR_BYTES - NEAR_BYTES))
+    return far * pieces.number / of_part * met * _SECTOR / _ANYWHERE
 
 
 def _places_met(drawn: float, places: float) -> float:
@@ -156,6 +158,8 @@ class Chosen:
 
     tensors: frozenset[str]
     pieces: Pieces
+    number: int
+    """The place in the program of the operation that takes them."""
 
 
 def _gathers(program: LoopProgram) -> dict[int, Pieces]:
@@ -183,7 +187,7 @@ def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, .
         node = program.nests[at]
         assert isinstance(node, External)
         source = node.operands[0]
-        one = Chosen(computed_from(source, maps), pieces)
+        one = Chosen(computed_from(source, maps), pieces, at)
         for axes in {e.indices for e in postorder(maps[node.name].body) if isinstance(e, Read) and e.tensor == source}:
             found[axes] = (*found.get(axes, ()), one)
     return found

@@ -55,9 +55,9 @@ class Moves:
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
             fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
-            chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
-            takers = frozenset[int]() if chosen else takers_of(tuple(fusion.bodies), place)
-            further = [self.gathers[n] for n in sorted(takers & self.gathers.keys())]
+            takers = takers_of(tuple(fusion.bodies), place)
+            chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors and c.number in takers]
+            further = [] if chosen else [self.gathers[n] for n in sorted(takers & self.gathers.keys())]
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             elif further:
