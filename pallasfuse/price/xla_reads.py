@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from pallasfuse.first_time import Recent
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis, innermost, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
@@ -21,6 +21,9 @@ from pallasfuse.price.xla_habits import windows_operations
 _CHOSEN = 20.0
 """An element of a gather's result takes so many operations to find where that is padded or joined in the loop that reads it; as it
 is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchmarks/xla_alone.py`.)"""
+_SHIFTED = 2.0
+"""Different parts of a tensor begin anywhere in a row, so that a thread finds and loads each of its neighbouring elements by itself:
+so many operations for each. (A sum of 25 shifted images for 32 results takes 379 us on an H200; 237 are predicted without.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Moves:
             tensor, axes = place
             several = parts.get(place, 1)
             moved = of_part * several
+            if several > 1:
+                fusion.window_operations += _SHIFTED * several * _results_beside(fusion, axes)
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
@@ -66,6 +71,13 @@ class Moves:
                 fusion.pieces = (*fusion.pieces, *(replace(pieces, source_bytes=size) for pieces in further))
             else:
                 fusion.cached_bytes += max(0.0, moved - fusion.reads[place])
+
+
+def _results_beside(fusion: LoopFusion, axes: tuple[Axis, ...]) -> int:
+    """Counts the results of maps whose neighbours in memory are computed from neighbours of a tensor that is read along some axes."""
+    last = innermost(axes)
+    of_maps = (n.axes for n in fusion.roots if not n.is_reduction)
+    return max((volume(own) for own in of_maps if last is not None and innermost(own) == last), default=0)
 
 
 def _find(program: LoopProgram) -> Moves:
