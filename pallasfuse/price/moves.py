@@ -263,8 +263,21 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
     joins = len(axes) < len(results) and len(same) == len(axes)  # along a new axis
     if few or joins or len(same) == len(results):
         return tuple(same.get(a, _ONE) for a in axes)
+    beside = _beside_one(axes, results)
+    if beside is not None:
+        return beside
     merged = _merged(axes, results, fills=fills) if len(axes) > len(results) else None
     return tuple(results) if merged is None else merged
+
+
+def _beside_one(axes: Sequence[Axis], results: Sequence[Axis]) -> tuple[Axis, ...] | None:
+    """Returns the axes of a result but the one along which operands are stacked, where all others are the operand's, some of which
+    have become several neighbouring ones."""
+    for at in range(len(results)):
+        rest = (*results[:at], *results[at + 1 :])
+        if volume(rest) == volume(axes) and len(_in_order(rest, axes)) == len(axes):
+            return rest
+    return None
 
 
 def _merged(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tuple[Axis, ...] | None:
