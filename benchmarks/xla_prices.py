@@ -88,7 +88,9 @@ def lines(predicted: Mapping[str, float], measured: Mapping[str, float], before:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names; all programs without any")
-    parser.add_argument("--results", type=Path, nargs="+", default=[TIMES], help="what was measured, as programs.py wrote it")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", default=[TIMES], help="what was measured, as programs.py wrote it"
+    )
     parser.add_argument("--against", type=Path, help="prices of before, as --out wrote them")
     parser.add_argument("--out", type=Path, help="where to write the prices, in microseconds by name")
     options = parser.parse_args(arguments)

@@ -357,7 +357,10 @@ class _Walk:
         if not self.within:
             return found
         own = [[self.loaded_by.get(n) for n in side.tensors] for side in (s.lhs, s.rhs)]
-        earlier, handed_on = [bool(of) and None not in of and self.within not in of for of in own], [None in of for of in own]
+        earlier, handed_on = (
+            [bool(of) and None not in of and self.within not in of for of in own],
+            [None in of for of in own],
+        )
         kept = earlier[0] and handed_on[1], earlier[1] and handed_on[0]
         return replace(found, kept=kept, begun=self.begun, uneven=found.uneven and not any(kept))
 

@@ -18,6 +18,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.moves import computed_from, moves_as_maps
+from pallasfuse.price.near_places import follow_each_other
 from pallasfuse.resources.block import THREADS
 
 _SECTOR, _FROM_MEMORY = 32, 64
@@ -164,20 +165,21 @@ class Chosen:
 
 def _gathers(program: LoopProgram) -> dict[int, Pieces]:
     known = {d.name: d for d in program.definitions()}
-    maps = {n.name for n in moves_as_maps(program).nests if isinstance(n, Nest)}
+    moved = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
     given = {t.name for t in program.inputs}
     found: dict[int, Pieces] = {}
     for at, node in enumerate(program.nests):
         if not given.isdisjoint(node.reads):
             given.add(node.name)
-        if isinstance(node, External) and node.form == "selection" and node.name in maps and _chooses(node, given):
-            found[at] = _pieces(node, volume(node.axes), known[node.operands[0]])
+        if isinstance(node, External) and node.form == "selection" and node.name in moved and _chooses(node, given):
+            if not follow_each_other(node.operands[min(1, len(node.operands) - 1)], moved):
+                found[at] = _pieces(node, volume(node.axes), known[node.operands[0]])
     return found
 
 
 gathers_in = Recent(_gathers)
 """Returns the pieces that are read where positions say which, by the places in the program of the operations that take them. Not
-where positions are computed from nothing that the program is given: such ones follow each other."""
+where positions are computed from nothing that the program is given, or count up: such ones follow each other."""
 
 
 def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, ...]]:

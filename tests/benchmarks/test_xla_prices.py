@@ -46,6 +46,9 @@ def test_times_of_two_kinds_of_devices_are_refused(tmp_path):
 
 
 def _results(file, kind, us):
-    rows = [{"name": "one", "priced": True, "jit": {"us": us}}, {"name": "no price", "priced": False, "jit": {"us": us}}]
+    rows = [
+        {"name": "one", "priced": True, "jit": {"us": us}},
+        {"name": "no price", "priced": False, "jit": {"us": us}},
+    ]
     file.write_text(json.dumps({"device": kind, "rows": rows}))
     return file
