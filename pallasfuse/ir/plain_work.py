@@ -4,7 +4,6 @@ A library or a loop of XLA's own does the work of such operations. The frontend 
 only: nothing that decides what is computed looks at it.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 

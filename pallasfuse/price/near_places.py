@@ -1,8 +1,8 @@
 """Gathers whose neighbours read neighbours: their positions count up along a dimension, whatever else is added to them.
 
 So do those of an image that is moved, turned or bent: each result reads near its own place. Such pieces come as if in order.
-(Four million numbers from tensors of 256 kB to 4 MB, each from some 30 places around its own: 7 us on an H200, where places that are
-drawn take 19 to 30 us.)
+(Four million numbers from tensors of 256 kB to 4 MB, each from some 30 places around its own: 7 us on an H200, where places that
+are drawn take 19 to 30 us.)
 """
 
 from collections.abc import Mapping

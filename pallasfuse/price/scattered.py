@@ -171,9 +171,10 @@ def _gathers(program: LoopProgram) -> dict[int, Pieces]:
     for at, node in enumerate(program.nests):
         if not given.isdisjoint(node.reads):
             given.add(node.name)
-        if isinstance(node, External) and node.form == "selection" and node.name in moved and _chooses(node, given):
-            if not follow_each_other(node.operands[min(1, len(node.operands) - 1)], moved):
-                found[at] = _pieces(node, volume(node.axes), known[node.operands[0]])
+        if not isinstance(node, External) or node.form != "selection" or node.name not in moved:
+            continue
+        if _chooses(node, given) and not follow_each_other(_positions(node), moved):
+            found[at] = _pieces(node, volume(node.axes), known[node.operands[0]])
     return found
 
 
@@ -201,7 +202,12 @@ pieces_read = Recent(_pieces_read)
 
 def _chooses(node: External, given: Collection[str]) -> bool:
     """Are there positions that choose pieces, and do they depend on what the program is given?"""
-    return node.run > 0 and node.operands[min(1, len(node.operands) - 1)] in given
+    return node.run > 0 and _positions(node) in given
+
+
+def _positions(node: External) -> str:
+    """Returns the operand that says which pieces are chosen."""
+    return node.operands[min(1, len(node.operands) - 1)]
 
 
 def pieces_changed(update: External, known: Mapping[str, Tensor | Nest | External]) -> Pieces | None:

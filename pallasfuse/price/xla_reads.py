@@ -22,8 +22,9 @@ _CHOSEN = 20.0
 """An element of a gather's result takes so many operations to find where that is padded or joined in the loop that reads it; as it
 is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchmarks/xla_alone.py`.)"""
 _SHIFTED = 2.0
-"""Different parts of a tensor begin anywhere in a row, so that a thread finds and loads each of its neighbouring elements by itself:
-so many operations for each. (A sum of 25 shifted images for 32 results takes 379 us on an H200; 237 are predicted without.)"""
+"""Different parts of a tensor begin anywhere in a row, so that a thread finds and loads each of its neighbouring elements by
+itself: so many operations for each. (A sum of 25 shifted images for 32 results takes 379 us on an H200; 237 are predicted
+without.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Moves:
 
 
 def _results_beside(fusion: LoopFusion, axes: tuple[Axis, ...]) -> int:
-    """Counts the results of maps whose neighbours in memory are computed from neighbours of a tensor that is read along some axes."""
+    """Counts the results of maps whose neighbours in memory are computed from neighbours of a tensor, which is read along axes."""
     last = innermost(axes)
     of_maps = (n.axes for n in fusion.roots if not n.is_reduction)
     return max((volume(own) for own in of_maps if last is not None and innermost(own) == last), default=0)
