@@ -293,3 +293,29 @@ def test_few_elements_of_what_is_computed_need_not_be_stored():
 
     assert stored(jax.nn.sigmoid) < 64 * 32 * 64
     assert stored(lambda x: jax.nn.softmax(x, -1)) == 64 * 32 * 4096 * 4  # a normalisation is a kernel of its own
+
+
+def test_what_is_stacked_is_read_once_also_where_a_dimension_becomes_two():
+    """The windows around each pixel, stacked, in groups of channels: each is one part, and not as large as all of them."""
+
+    def windows(x, w):
+        near = jnp.stack([x[:, i : i + 90, j : j + 122] for i in range(3) for j in range(3)], 3)
+        return (w[..., None] * near.reshape(4, 90, 122, 9, 8, 16)).sum(3)
+
+    found = [
+        k for k in kernels(windows, struct(4, 92, 124, 128), struct(4, 90, 122, 9, 8)) if isinstance(k, LoopFusion)
+    ]
+    (last,) = [k for k in found if any(n.is_reduction for n in k.roots)]
+    part = 4.0 * 4 * 90 * 122 * 128
+    assert max(last.reads.values()) == part and 9 * part <= sum(last.reads.values()) < 10 * part
+
+
+@pytest.mark.parametrize(("images", "measured_us"), [(1024, 379)])
+def test_elements_of_shifted_rows_are_loaded_one_by_one(images, measured_us):
+    """A sum of 25 shifted images for each of 32 results, on an H200."""
+
+    def added(x, w):
+        parts = [w[:, i, j, None, None] * x[:, None, i : i + 24, j : j + 108] for i in range(5) for j in range(5)]
+        return sum(parts[1:], parts[0])
+
+    assert 0.7 < price_xla(program(added, struct(images, 28, 112), struct(32, 5, 5)), H200).us / measured_us < 1.3

@@ -1,0 +1,55 @@
+"""Loops that multiply what they hand on by matrices which were loaded before: threads keep these as a product takes them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pallasfuse import device
+from pallasfuse.price.block_work import examine
+from pallasfuse.recurrences import kernel_of
+from tests.price.test_block_products import attend, struct
+from tests.price.test_block_products import kernel_of as kernel_of_function
+
+H200 = device.find("NVIDIA H200", "gpu")
+
+
+def forward(state, transitions, seen):
+    """The forward algorithm: probabilities of hidden states [rows, states] from `seen` [trips, rows, states]."""
+
+    def step(state, seen):
+        state = (state @ transitions) * seen
+        total = jnp.sum(state, -1, keepdims=True)
+        return state / total, jnp.log(total[:, 0])
+
+    return lax.scan(step, state, seen)
+
+
+def kernel(rows, states, trips=96):
+    shapes = (rows, states), (states, states), (trips, rows, states)
+    jaxpr = jax.make_jaxpr(forward)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    (loop,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+    return kernel_of(loop, H200)
+
+
+@pytest.mark.parametrize(
+    ("rows", "states", "measured_us", "row_by_row_us"),
+    [(1024, 64, 51, 114), (1024, 128, 156, 600), (1024, 91, 180, 324)],
+)
+def test_rows_share_a_product_where_that_is_faster(rows, states, measured_us, row_by_row_us):
+    """Microseconds of loops of 96 trips on an H200: of blocks of 16 rows, and of blocks of one."""
+    found = kernel(rows, states)
+    assert [tile for _, tile in found.layout.grid] == [16]
+    assert measured_us / 1.6 < found.price.us < min(1.9 * measured_us, row_by_row_us)
+
+
+def test_a_matrix_is_brought_to_the_products_of_all_trips_once():
+    (product,) = examine(kernel(1024, 64).kernel).products
+    assert product.kept == (False, True) and product.brought == (96.0, 1.0)
+
+
+def test_beside_what_trips_load_a_side_counts_in_each():
+    """Of attention, whose other side is loaded: what was measured of such kernels was fitted so."""
+    phases = kernel_of_function(attend, *[struct(16, 2048, 64)] * 3).phases
+    products = [p for x in phases for p in examine(x.program).products]
+    assert products and all(p.brought == (p.times, p.times) for p in products)
