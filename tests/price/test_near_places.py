@@ -63,4 +63,4 @@ def test_places_near_their_own_take_what_is_read_in_order():
         price_xla(program(f, struct(1 << 18), at), H200).us
         for f in (lambda x, i: x[jnp.arange(N) // 16 + i] * 2, lambda x, i: x[i] * 2)
     )
-    assert near < 14 < 28 < drawn
+    assert near < 14 and drawn > 28

@@ -449,8 +449,8 @@ def test_a_reshape_of_what_is_gathered_moves_nothing():
 
 
 def test_no_window_meets_more_of_an_image_than_there_is():
-    """Gradients of gradients have windows of 16 x 16 over images of 3 x 3 and their padding: 648 us were predicted, while none of the
-    kernels of a program with ten of these takes more than 60 on an H200."""
+    """Gradients of gradients have windows of 16 x 16 over images of 3 x 3 and their padding: 648 us were predicted, while no kernel
+    of a program with ten of these takes more than 60 on an H200."""
     numbers = ("NHWC", "HWIO", "NHWC")
 
     def padded(x, w):
