@@ -4,7 +4,7 @@ A library or a loop of XLA's own does the work of such operations. The frontend 
 only: nothing that decides what is computed looks at it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pallasfuse.first_time import Later
@@ -43,11 +43,17 @@ class Convolution:
     turned: tuple[bool, bool, bool] = (False, False, False)
     """For both operands and the result: do their dimensions lie in another order than a library has them? Not for weights, which
     are small."""
+    met: int = 0
+    """As `summed`, of the elements of a window that can lie in an image, where that is known."""
 
     @property
     def positions(self) -> int:
-        """The elements of one channel that are looked at for one result: those of a window that can lie in an image."""
+        """The elements of one channel that are looked at for one result."""
         return max(1, self.summed // self.channels)
+
+    def without_padding(self) -> "Convolution":
+        """Returns the sums of what can lie in an image alone, which a library computes that knows padding when it sees it."""
+        return replace(self, summed=min(self.summed, self.met)) if self.met else self
 
     @property
     def square(self) -> bool:

@@ -178,7 +178,7 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     # no window meets more elements of an image than there are: the rest is padding
     lengths = [shape_of(images)[d] for d in numbers.lhs_spec[2:]]
     met = [min(w, (n - 1) * d + 1) for w, n, d in zip(window, lengths, params["lhs_dilation"], strict=True)]
-    summed = max(1, math.prod(met) * of_channels // apart)
+    summed = max(1, math.prod(window) * of_channels // apart)
     of_weights = math.prod(made) < math.prod(window) and max(params["window_strides"], default=1) == 1
     is_forward = apart == 1 and not of_weights
     at_one_end = is_forward and any(low != high for low, high in params["padding"])
@@ -187,7 +187,7 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
-        _turned(eqn, of_weights=of_weights),
+        _turned(eqn, of_weights=of_weights), max(1, math.prod(met) * of_channels // apart),
     )  # fmt: skip
 
 
