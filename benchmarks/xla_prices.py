@@ -44,14 +44,19 @@ def measured_us(files: Sequence[Path] = (TIMES,)) -> tuple[str, dict[str, float]
     The times are in microseconds, by name; of a program that was measured twice, the last one.
 
     Raises:
-      ValueError: the results are of several kinds of devices.
+      ValueError: the results are of several kinds of devices, or a file holds none.
     """
-    results = [json.loads(file.read_text()) for file in files]
+    results = []
+    for file in files:
+        found = json.loads(file.read_text()) if file.is_file() else None
+        if not isinstance(found, dict) or not {"device", "rows"} <= found.keys():
+            raise ValueError(f"{file} holds no results of programs.py: give a file that its --out has written")
+        results.append(found)
     kinds = sorted({r["device"] for r in results})
     if len(kinds) != 1:
         raise ValueError(f"the results are of {' and '.join(kinds)}: give those of one kind of device")
-    found = {r["name"]: own_us(r.get("jit", {})) for of in results for r in of["rows"] if is_priced(r)}
-    return kinds[0], {name: us for name, us in found.items() if us}
+    times = ((r["name"], own_us(r.get("jit", {}))) for of in results for r in of["rows"] if is_priced(r))
+    return kinds[0], {name: us for name, us in times if us}
 
 
 def predicted_us(kind: str, name: str) -> float | None:

@@ -44,15 +44,15 @@ class Convolution:
     """For both operands and the result: do their dimensions lie in another order than a library has them? Not for weights, which
     are small."""
     met: int = 0
-    """As `summed`, of the elements of a window that can lie in an image, where that is known."""
+    """The elements that are summed as far as a window can lie in an image, and not in its padding; 0 where nobody knows."""
 
     @property
     def positions(self) -> int:
         """The elements of one channel that are looked at for one result."""
-        return max(1, self.summed // self.channels)
+        return max(1, self.summed // max(1, self.channels))
 
     def without_padding(self) -> "Convolution":
-        """Returns the sums of what can lie in an image alone, which a library computes that knows padding when it sees it."""
+        """Returns the convolution without the products with padding, which a library leaves out where a window is mostly that."""
         return replace(self, summed=min(self.summed, self.met)) if self.met else self
 
     @property

@@ -290,3 +290,14 @@ def sources_of[S: Contract | Reduce](body: Sequence[Statement], made: type[S]) -
         if isinstance(s, made) or (isinstance(s, Let | Reduce) and s.name in wanted):
             wanted.update(*(e.tensors for e in expressions(s)))
     return frozenset(wanted)
+
+
+def cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) -> frozenset[Axis]:
+    """The axes whose loops stand in a window of the same axis."""
+    found: frozenset[Axis] = frozenset()
+    for s in body:
+        if isinstance(s, Loop):
+            found |= {s.axis} & around
+            for g in s.segments:
+                found |= cut_axes(g.body, around | {s.axis})
+    return found

@@ -175,9 +175,8 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     count, _, *made = (shape_of(result)[d] for d in numbers.out_spec)
     # where zeros stand between the elements, a library computes as many smaller convolutions without them
     apart = math.prod(params["lhs_dilation"])
-    # no window meets more elements of an image than there are: the rest is padding
     lengths = [shape_of(images)[d] for d in numbers.lhs_spec[2:]]
-    met = [min(w, (n - 1) * d + 1) for w, n, d in zip(window, lengths, params["lhs_dilation"], strict=True)]
+    met = math.prod(map(_met, window, lengths, params["lhs_dilation"], params["rhs_dilation"]))
     summed = max(1, math.prod(window) * of_channels // apart)
     of_weights = math.prod(made) < math.prod(window) and max(params["window_strides"], default=1) == 1
     is_forward = apart == 1 and not of_weights
@@ -187,8 +186,16 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
-        _turned(eqn, of_weights=of_weights), max(1, math.prod(met) * of_channels // apart),
+        _turned(eqn, of_weights=of_weights), max(1, met * of_channels),
     )  # fmt: skip
+
+
+def _met(window: int, length: int, apart: int, holes: int) -> int:
+    """Counts the elements of an image that a window can meet along one dimension: no more than there are.
+
+    apart: the distance between elements of the image. holes: that between elements of the window.
+    """
+    return min(-(-window // apart), length, -(-((length - 1) * apart + 1) // holes))
 
 
 def _turned(eqn: JaxprEqn, *, of_weights: bool) -> tuple[bool, bool, bool]:

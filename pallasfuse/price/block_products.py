@@ -23,6 +23,9 @@ class Loaded:
     """Those that each trip of the product's loop loads."""
     from_padded: Set[str] = frozenset()
     """Those of inputs whose rows are made longer before."""
+    kept: tuple[bool, bool] = (False, False)
+    """As `Product.kept`, and `Product.begun`."""
+    begun: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,10 @@ class Product:
     uneven: bool = False
     """The rows of an operand do not begin at multiples of 16 bytes in memory."""
     kept: tuple[bool, bool] = (False, False)
-    """Each side: is it what was loaded before the loop, beside one that trips hand on? Threads keep it as a product takes it."""
+    """Says for each side whether threads keep it as a product takes it: it is known before the loop begins, and multiplied with
+    what trips hand on. (Kernels whose other side is loaded in each trip were measured and fitted without that.)"""
     begun: float = 1.0
-    """How often a block begins the product's loop, and brings what it keeps."""
+    """The number of times that a block begins the product's loop, and brings the sides that it keeps."""
     exchanged: bool = False
     """The result is reduced beside what was loaded, and no product is made of it: Triton reduces in the order of the load, to which
     threads bring the result through shared memory."""
@@ -96,9 +100,11 @@ def product_of(s: Contract, tiles: Mapping[Axis, int], times: float, loaded: Loa
         len(wide) * extent(left | right),
         any(
             _is_uneven(r, layouts)
-            for r in postorder(s.lhs, s.rhs)
+            for side, kept in zip((s.lhs, s.rhs), loaded.kept, strict=True) if not kept
+            for r in postorder(side)
             if isinstance(r, Read) and r.tensor not in loaded.from_padded
         ),
+        kept=loaded.kept, begun=loaded.begun,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.statements import operands_of_products, sources_of, through_casts
+from pallasfuse.ir.statements import cut_axes, operands_of_products, sources_of, through_casts
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -101,7 +101,7 @@ class Examiner:
         self._padded = frozenset(padded_rows(program)) if spreads else frozenset()
         self._order = {a: n for n, a in enumerate(program.order)}
         self._body = _read_block(program.body, program, set(), {})
-        self._cut = _cut_axes(program.body, frozenset(a for a, _ in program.grid))
+        self._cut = cut_axes(program.body, frozenset(a for a, _ in program.grid))
         self._buffers = {
             s.name: dict(zip(s.axes, s.sizes, strict=True)) for s in every(program.body) if isinstance(s, Buffer)
         }
@@ -170,6 +170,7 @@ class _Rolled:
 
     axis: Axis
     segments: tuple[_Trips, ...]
+    carried: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ def _read_block(
             )
             for g, mean, longest in trips
         )
-        steps.append(_Rolled(s.axis, visited))
+        steps.append(_Rolled(s.axis, visited, frozenset(c.name for c in s.carries)))
     of_products = sources_of(body, Contract)
     beside = [s.indices for s in body if isinstance(s, Load) and s.name not in of_products]
     return _Block(
@@ -255,7 +256,13 @@ class _Walk:
     within: int = 0
     """The number of the loop that is walked."""
     begun: float = 1.0
-    """How often it begins."""
+    """The number of times that a block begins this loop."""
+    names: set[str] = field(default_factory=set)
+    """All that was loaded or computed so far."""
+    before: frozenset[str] = frozenset()
+    """The same, when this loop began."""
+    handed_on: frozenset[str] = frozenset()
+    """What its trips hand on, and what is computed from that."""
     longest: float = 1.0
     """How often that is run, in the longest block."""
     strided: set[str] = field(default_factory=set)
@@ -282,6 +289,8 @@ class _Walk:
                 continue
             if self.of_products or isinstance(step.statement, Contract):
                 self.of_products |= _made_of(step.statement, self.of_products)
+            if isinstance(step.statement, Load | Let | Reduce | Contract | Get):
+                self.define(step.statement.name, step.reads)
             if isinstance(step.statement, Let) and not step.statement.value.tensors.isdisjoint(self.as_loaded):
                 self.as_loaded.add(step.statement.name)
             match step.statement:
@@ -350,19 +359,22 @@ class _Walk:
 
         self.work.beside += times * waits_beside
 
+    def define(self, name: str, reads: Sequence[Read]) -> None:
+        """Note that a value is there from now on."""
+        self.names.add(name)
+        if any(r.tensor in self.handed_on for r in reads):
+            self.handed_on |= {name}
+
     def product(self, s: Contract, sizes: _Sizes, times: float) -> Product:
         """Return the product of a statement, which runs `times` for each block."""
         in_trip = frozenset(n for n, loop in self.loaded_by.items() if loop == self.within > 0)
-        found = product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip, self.from_padded))
-        if not self.within:
-            return found
-        own = [[self.loaded_by.get(n) for n in side.tensors] for side in (s.lhs, s.rhs)]
-        earlier, handed_on = (
-            [bool(of) and None not in of and self.within not in of for of in own],
-            [None in of for of in own],
-        )
-        kept = earlier[0] and handed_on[1], earlier[1] and handed_on[0]
-        return replace(found, kept=kept, begun=self.begun, uneven=found.uneven and not any(kept))
+        left, right = s.lhs.tensors, s.rhs.tensors
+        kept = self.is_kept(left, beside=right), self.is_kept(right, beside=left)
+        return product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip, self.from_padded, kept, self.begun))
+
+    def is_kept(self, side: frozenset[str], *, beside: frozenset[str]) -> bool:
+        """Is a side of a product known before its loop begins, and is the other one computed from what trips hand on?"""
+        return bool(side) and side <= self.before and not self.handed_on.isdisjoint(beside)
 
     def access(
         self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
@@ -442,7 +454,13 @@ class _Walk:
     def loop(self, loop: _Rolled, times: float, sizes: _Sizes, path: tuple[int, ...]) -> None:
         self.work.loops += 1
         self.work.started += times
-        outside, self.within, self.begun = self.within, self.work.loops, times
+        outside = self.within, self.begun, self.before, self.handed_on
+        self.within, self.begun, self.before, self.handed_on = (
+            self.work.loops,
+            times,
+            frozenset(self.names),
+            loop.carried,
+        )
         most = 0.0
         for number, trips in enumerate(loop.segments):
             mean, longest, tile = trips.mean, trips.longest, trips.segment.tile
@@ -462,7 +480,7 @@ class _Walk:
             self.work.loads_in_a_trip = max(self.work.loads_in_a_trip, (after - before) / (times * mean))
             self.work.trips += times * mean
         self.work.most_trips += most
-        self.within = outside
+        self.within, self.begun, self.before, self.handed_on = outside
 
     def loaded_in(self, loop: int) -> float:
         """Returns the bytes that a loop loads itself, not one inside it."""
@@ -475,14 +493,3 @@ def _made_of(s: Statement, of_products: frozenset[str]) -> frozenset[str]:
         return frozenset((s.name,))
     made = isinstance(s, Let | Reduce) and not s.value.tensors.isdisjoint(of_products)
     return frozenset((s.name,)) if made and isinstance(s, Let | Reduce) else frozenset()
-
-
-def _cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) -> frozenset[Axis]:
-    """The axes whose loops stand in a window of the same axis."""
-    found: frozenset[Axis] = frozenset()
-    for s in body:
-        if isinstance(s, Loop):
-            found |= {s.axis} & around
-            for g in s.segments:
-                found |= _cut_axes(g.body, around | {s.axis})
-    return found

@@ -36,9 +36,9 @@ _TURNED = 2
 
 def convolution_on_gpu(work: Convolution, device: Device) -> Price:
     """Returns the price of a convolution, or of a gradient of one, with what is copied around it."""
-    work = work.without_padding()
     if work.groups > 1 and work.columns < CHANNELS:
         return _channel_by_channel(work, device)
+    work = work.without_padding()
     size = 4.0 if work.operand_dtype == "float32" else 2.0
     rate = matrix_rate(work.operand_dtype, device)
     direct_us = 1e-3 * work.flops * work.holes / 2 / (_DIRECT * device.vector_gop_s)

@@ -98,11 +98,11 @@ def _rearranged(p: Product) -> float:
     round on the way. Half precision is read in any order."""
     if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
         left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
-        return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
-    if p.precise or p.lhs_dtype != "float32":
+    elif p.precise or p.lhs_dtype != "float32":
         return 0.0
-    left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
-    right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
+    else:
+        left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
+        right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
     to_left, to_right = p.brought
     return (left * p.rows * to_left + right * p.columns * to_right) * p.summed * p.batch
 

@@ -189,20 +189,23 @@ longer than it is worth, and no parts are told apart then."""
 
 def parts_taken(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], int]:
     """Returns how many different parts of a tensor some bodies read along the same axes, where there are several."""
-    return {place: len(parts) for place, parts in _parts(bodies).items() if len(parts) > 1}
+    return {place: len(parts) for place, parts in (_parts(bodies) or {}).items() if len(parts) > 1}
 
 
-def takers_of(bodies: tuple[Expr, ...], place: tuple[str, tuple[Axis, ...]]) -> frozenset[int]:
+def takers_of(bodies: tuple[Expr, ...], place: tuple[str, tuple[Axis, ...]]) -> frozenset[int] | None:
     """Returns the operations, by their numbers in the program, that take the parts of a tensor which some bodies read along some
-    axes: of each part the first and the last of them."""
-    conditions = {c for part in _parts(bodies).get(place, ()) for c in part}
+    axes: of each part the first and the last of them. None where the search for them gave up."""
+    parts = _parts(bodies)
+    if parts is None:
+        return None
+    conditions = {c for part in parts.get(place, ()) for c in part}
     numbers = (c.args[0].value for c in conditions if isinstance(c, Apply) and isinstance(c.args[0], Const))
     return frozenset(int(n) for n in numbers)
 
 
 @lru_cache(1 << 12)
-def _parts(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]]:
-    """The different parts of tensors that some bodies read, by tensors and axes.
+def _parts(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]] | None:
+    """Returns the different parts of tensors that some bodies read, by tensors and axes; None after `_MOST_WAYS`.
 
     A part of a part is told apart by the operation that took it from the tensor, and by the one that took it last.
     """
@@ -217,7 +220,7 @@ def _parts(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], se
         fresh = {(arg, inner) for arg in node.args} - seen
         seen |= fresh
         waiting += fresh
-    return {} if waiting else found
+    return None if waiting else found
 
 
 def _takes_part(node: Expr) -> bool:
@@ -272,7 +275,7 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
 
 def _beside_one(axes: Sequence[Axis], results: Sequence[Axis]) -> tuple[Axis, ...] | None:
     """Returns the axes of a result but the one along which operands are stacked, where all others are the operand's, some of which
-    have become several neighbouring ones."""
+    have become several neighbouring ones; None where there is no such axis."""
     for at in range(len(results)):
         rest = (*results[:at], *results[at + 1 :])
         if volume(rest) == volume(axes) and len(_in_order(rest, axes)) == len(axes):

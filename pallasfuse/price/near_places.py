@@ -1,91 +1,118 @@
 """Gathers whose neighbours read neighbours: their positions count up along a dimension, whatever else is added to them.
 
 So do those of an image that is moved, turned or bent: each result reads near its own place. Such pieces come as if in order.
-(Four million numbers from tensors of 256 kB to 4 MB, each from some 30 places around its own: 7 us on an H200, where places that
-are drawn take 19 to 30 us.)
+(Four million numbers from tensors of 256 kB to 4 MB, each from some 30 places around its own, took 7 us on an H200, and places that
+were drawn 19 to 30 us.) What floats add or multiply by is taken to be small, and about one. Integers that are given for each
+position are places that somebody has chosen: what is added to those is near nothing.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 
 _FAR = 8.0
 """Positions that count up by more than so many are not near each other: a sector has as many words."""
-_AS_THEY_ARE = frozenset({"convert", "floor", "ceil", "round_even", "round_away", "neg", "abs"})
-_OF_SEVERAL = frozenset({"add", "sub"})
-_ONE_OF = frozenset({"min", "max"})
-_BY_FIRST = frozenset({"rem", "div"})
+_STRIDES = 2
+"""A part of a tensor with so many times fewer positions may be every second one, or fewer."""
+_SAME = frozenset({"convert", "floor", "ceil", "round_even", "round_away", "rem"})
+"""Operations whose results count up as their first argument does."""
+_LARGEST = frozenset({"min", "max", "select"})
+"""Operations whose results are those of one argument or the other."""
+
+Slope = float | None
+"""How much a value changes from one position to the next; None where it may be any other one. Data change it by nothing."""
 
 
-def follow_each_other(positions: str, maps: Mapping[str, Nest]) -> bool:
-    """Says whether positions count up along one of their last two dimensions: the last one may be the coordinates of each."""
-    found = maps.get(positions)
-    if found is None:
-        return False
-    slopes = (_of_tensor(found, axis, maps, {}) for axis in found.axes[-2:])
-    return any(s is not None and 0 < s <= _FAR for s in slopes)
+class Slopes:
+    """How much the elements of a program's maps change along each of their axes, found once for all its gathers."""
 
+    def __init__(self, maps: Mapping[str, Nest], chosen: Collection[str]) -> None:
+        """maps: the program's maps, and those that stand for its moves, by name. chosen: those whose elements positions choose."""
+        self._maps = {name: nest for name, nest in maps.items() if name not in chosen and not nest.is_reduction}
+        self._known: dict[str, tuple[Slope, ...]] = {}
 
-def _of_tensor(
-    nest: Nest, axis: Axis, maps: Mapping[str, Nest], known: dict[tuple[str, Axis], float | None]
-) -> float | None:
-    """Returns by how much the elements of a map change from one position to the next along an axis, at most; 0 where that is only
-    known to data, and None where it is any number."""
-    key = nest.name, axis
-    if key not in known:
-        known[key] = None if nest.is_reduction else _slope(nest.body, axis, maps, known, {})
-    return known[key]
+    def follow_each_other(self, positions: str) -> bool:
+        """Says whether positions count up along one of their last two dimensions: the last one may be the coordinates of each."""
+        slopes = self._of(positions)[-2:]
+        return any(s is not None and 0 < abs(s) <= _FAR for s in slopes)
 
+    def _of(self, tensor: str) -> tuple[Slope, ...]:
+        """Returns the slope of a tensor along each of its axes; nothing where it is no map."""
+        waiting = [tensor]
+        while waiting:
+            nest = self._maps.get(waiting[-1])
+            missing = [] if nest is None else [t for t in nest.reads if t in self._maps and t not in self._known]
+            if missing:
+                waiting += missing
+                continue
+            if nest is not None and nest.name not in self._known:
+                self._known[nest.name] = tuple([self._along(nest.body, axis) for axis in nest.axes])
+            waiting.pop()
+        return self._known.get(tensor, ())
 
-def _slope(
-    node: Expr,
-    axis: Axis,
-    maps: Mapping[str, Nest],
-    known: dict[tuple[str, Axis], float | None],
-    memo: dict[Expr, float | None],
-) -> float | None:
-    """Returns the same for an expression over the axes of a map."""
-    if node in memo:
-        return memo[node]
-    found: float | None = None
-    match node:
-        case Index(own):
-            found = float(own == axis)
-        case Const():
-            found = 0.0
-        case Read(tensor, indices):
-            source = maps.get(tensor)
-            along = [] if source is None else [d for d, a in enumerate(indices) if a == axis]
-            if source is None or not along or len(source.axes) != len(indices):
-                found = 0.0
-            else:
-                found = _of_tensor(source, source.axes[along[0]], maps, known)
-        case Apply(op, args):
-            of = [_slope(a, axis, maps, known, memo) for a in args]
-            found = _of_operation(op, args, of)
-    memo[node] = found
-    return found
+    def _along(self, body: Expr, axis: Axis) -> Slope:
+        """Returns the slope of the body of a map along one of its axes."""
+        found: dict[Expr, Slope] = {}
+        for node in postorder(body):
+            match node:
+                case Index(own):
+                    found[node] = float(own == axis)
+                case Read():
+                    found[node] = self._of_read(node, axis)
+                case Apply(op, args):
+                    found[node] = self._of_operation(op, args, [found[a] for a in args])
+                case _:
+                    found[node] = 0.0
+        return found[body]
 
+    def _of_read(self, node: Read, axis: Axis) -> Slope:
+        if axis not in node.indices:
+            return 0.0
+        nest, slopes = self._maps.get(node.tensor), self._known.get(node.tensor)
+        if nest is None or slopes is None or len(slopes) != len(node.indices):
+            return 0.0 if dtypes.is_float(node.dtype) else None
+        at = node.indices.index(axis)
+        is_part = nest.axes[at].extent >= _STRIDES * axis.extent
+        return None if is_part and slopes[at] != 0 else slopes[at]
 
-def _of_operation(op: str, args: tuple[Expr, ...], slopes: list[float | None]) -> float | None:
-    """Returns the slope of an operation by those of its arguments."""
-    if op == "select":
-        slopes = slopes[1:]
-    if all(s == 0 for s in slopes):
-        return 0.0
-    if None in slopes:
+    def _of_operation(self, op: str, args: tuple[Expr, ...], slopes: list[Slope]) -> Slope:
+        """Returns the slope of an operation's result by those of its arguments."""
+        if op == "select":
+            args, slopes = args[1:], slopes[1:]
+        known = [s for s in slopes if s is not None]
+        if len(known) < len(slopes):
+            return None
+        if not any(known):
+            return 0.0
+        if op in _SAME:
+            return known[0]
+        if op in _LARGEST:
+            return max(known, key=abs)
+        match op, known:
+            case "add", [one, other]:
+                return one + other
+            case "sub", [one, other]:
+                return one - other
+            case "neg", [one]:
+                return -one
+            case "abs", [one]:
+                return abs(one)
+            case "mul", [one, other] if not (one and other):
+                factor = self._number(args[1] if one else args[0])
+                return None if factor is None else factor * (one or other)
+            case "div", [one, other] if not other:
+                divisor = self._number(args[1])
+                return one / divisor if divisor else None
         return None
-    numbers = [s for s in slopes if s is not None]
-    if op in _AS_THEY_ARE or op in _BY_FIRST:
-        divisor = args[1] if op == "div" else None
-        return numbers[0] / max(1.0, abs(float(divisor.value))) if isinstance(divisor, Const) else numbers[0]
-    if op in _OF_SEVERAL:
-        return sum(numbers)
-    if op in _ONE_OF or op == "select":
-        return max(numbers)
-    if op == "mul":  # by data: the size of a turn is taken to be one
-        constants = [abs(float(a.value)) for a in args if isinstance(a, Const)]
-        return max(numbers) * (constants[0] if constants else 1.0)
-    return None
+
+    def _number(self, node: Expr) -> float | None:
+        """Returns a number that the program knows, one for data, and None for what is no finite number."""
+        while isinstance(node, Read) and node.tensor in self._maps:
+            node = self._maps[node.tensor].body
+        if not isinstance(node, Const):
+            return 1.0
+        return float(node.value) if not isinstance(node.value, complex) and math.isfinite(node.value) else None

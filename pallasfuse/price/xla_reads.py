@@ -23,8 +23,8 @@ _CHOSEN = 20.0
 is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchmarks/xla_alone.py`.)"""
 _SHIFTED = 2.0
 """Different parts of a tensor begin anywhere in a row, so that a thread finds and loads each of its neighbouring elements by
-itself: so many operations for each. (A sum of 25 shifted images for 32 results takes 379 us on an H200; 237 are predicted
-without.)"""
+itself: so many operations for each. Which of them begin at the same places of rows is not known here. (A sum of 25 shifted images
+for 32 results takes 379 us on an H200; 237 are predicted without.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,19 @@ class Moves:
             tensor, axes = place
             several = parts.get(place, 1)
             moved = of_part * several
-            if several > 1:
-                fusion.window_operations += _SHIFTED * several * _results_beside(fusion, axes)
+            takers = takers_of(tuple(fusion.bodies), place)
+            shifted = several - len((takers or frozenset()) & self.gathers.keys())
+            if shifted > 1:
+                fusion.window_operations += _SHIFTED * shifted * _results_beside(fusion, axes)
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
             fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
-            takers = takers_of(tuple(fusion.bodies), place)
-            chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors and c.number in takers]
-            further = [] if chosen else [self.gathers[n] for n in sorted(takers & self.gathers.keys())]
+            along = [c for c in self.pieces.get(axes, ()) if tensor in c.tensors]
+            chosen = [c.pieces for c in along if takers is None or c.number in takers]
+            further = (
+                [self.gathers[n] for n in sorted((takers or frozenset()) & self.gathers.keys())] if not chosen else []
+            )
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             elif further:

@@ -45,6 +45,20 @@ def test_times_of_two_kinds_of_devices_are_refused(tmp_path):
         xla_prices.measured_us(files)
 
 
+def test_a_program_that_failed_later_keeps_its_time(tmp_path):
+    files = [_results(tmp_path / "0.json", "H200", 30.0), _results(tmp_path / "1.json", "H200", None)]
+    assert xla_prices.measured_us(files) == ("H200", {"one": 30.0})
+
+
+@pytest.mark.parametrize("content", ["[]", '{"rows": []}', None])
+def test_files_without_results_are_refused(tmp_path, content):
+    file = tmp_path / "other.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match="holds no results of programs"):
+        xla_prices.measured_us([file])
+
+
 def _results(file, kind, us):
     rows = [
         {"name": "one", "priced": True, "jit": {"us": us}},

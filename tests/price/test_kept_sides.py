@@ -53,3 +53,25 @@ def test_beside_what_trips_load_a_side_counts_in_each():
     phases = kernel_of_function(attend, *[struct(16, 2048, 64)] * 3).phases
     products = [p for x in phases for p in examine(x.program).products]
     assert products and all(p.brought == (p.times, p.times) for p in products)
+
+
+def loop_products(function, *shapes):
+    jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    (loop,) = (e for e in jaxpr.eqns if e.primitive.name == "scan")
+    return examine(kernel_of(loop, H200).kernel).products
+
+
+def test_which_sides_are_kept():
+    """The matrix, whichever side it is; not beside what is computed from this trip's load."""
+
+    def from_the_left(state, w, x):
+        return lax.scan(lambda h, x: (jnp.tanh(w @ h + x),) * 2, state, x)
+
+    (product,) = loop_products(from_the_left, (64, 2048), (64, 64), (96, 64, 2048))
+    assert sorted(product.kept) == [False, True]
+
+    def with_inputs(state, w, u, x):
+        return lax.scan(lambda h, x: (jnp.tanh(h @ w + jnp.tanh(x) @ u),) * 2, state, x)
+
+    products = loop_products(with_inputs, (2048, 64), (64, 64), (64, 64), (96, 2048, 64))
+    assert sorted(sum(p.kept) for p in products) == [0, 1]

@@ -460,3 +460,26 @@ def test_no_window_meets_more_of_an_image_than_there_is():
     same = us(H200, convolve, struct(10, 16, 16, 128), struct(3, 3, 128, 128))
     assert 0.5 < wide / same < 3
     assert us(H200, padded, struct(10, 32, 32, 128), struct(16, 16, 128, 128)) > 10 * wide
+
+
+@pytest.mark.parametrize(
+    ("image", "window", "strides", "positions"),
+    [
+        ((2, 2), (4, 4), (2, 2), 4),
+        ((3, 3), (16, 16), (4, 4), 9),
+        ((1, 1), (4, 4), (4, 4), 1),
+        ((8, 8), (4, 4), (2, 2), 4),
+    ],
+)
+def test_what_a_window_of_a_transposed_convolution_meets(image, window, strides, positions):
+    """An image's elements are apart, and the window meets one of the first number of places at most, or as many as there are."""
+
+    def spread(x, w):
+        return lax.conv_transpose(x, w, strides, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    (node,) = program(spread, struct(4, *image, 128), struct(*window, 128, 64)).nests
+    assert node.work.met == positions * 128
+
+
+def test_a_convolution_without_channels_has_a_price():
+    assert us(H200, convolve, struct(4, 5, 5, 0), struct(3, 3, 0, 8)) < 10
