@@ -61,6 +61,8 @@ class Device:
     """The same in the body of a loop of XLA's, whose trips have no other work at the same time (CPUs)."""
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
+    in_body: bool = False
+    """What is priced stands in a loop's body or in a branch (CPUs)."""
     library: dict[str, float] = field(default_factory=dict)
     """Rates of what a library computes that is no product, by name (`price/plain_gpu.py` and `price/plain_cpu.py` say what each
     is); empty where nobody knows them."""
@@ -91,7 +93,12 @@ class Device:
 
     def inside_loops(self) -> "Device":
         """Returns the device as the bodies of loops find it."""
-        return self if self.call_us == self.looped_call_us else replace(self, call_us=self.looped_call_us)
+        inside = self.inside_branches()
+        return inside if self.call_us == self.looped_call_us else replace(inside, call_us=self.looped_call_us)
+
+    def inside_branches(self) -> "Device":
+        """Returns the device as the branches of choices find it."""
+        return self if self.in_body or self.platform != "cpu" else replace(self, in_body=True)
 
     @property
     def found_bytes(self) -> float:

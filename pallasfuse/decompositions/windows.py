@@ -19,6 +19,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
 from pallasfuse.decompositions.writing import wide
+from pallasfuse.jaxpr_frontend.plain_work import is_in_order
 
 Array = Any
 
@@ -94,6 +95,31 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         terms = (term(taps, c) for taps in itertools.product(*map(range, of.window)) for c in range(of.channels))
         found = _folded(lax.add, terms)
         return [of.placed(found.reshape(x.shape[0], *positions, of.results))]
+
+    return run
+
+
+def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution whose dimensions are brought into the order of XLA's libraries before and after it; None where they are.
+
+    XLA's CPU backend does so itself, but not in bodies of loops and branches, where convolutions are loops over single numbers
+    then. Sums are in another order.
+    """
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    if is_in_order(numbers):
+        return None
+    (batch, feature, *spatial), (results, channels, *window) = numbers.lhs_spec, numbers.rhs_spec
+    last = len(numbers.lhs_spec) - 1
+    own = (0, last, *range(1, last))
+    ordered = lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
+    as_it_was = sorted(
+        range(last + 1), key=(numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]).__getitem__
+    )
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        x, w = lax.transpose(images, (batch, *spatial, feature)), lax.transpose(kernel, (*window, channels, results))
+        found = _compat.bind(_compat.with_params(eqn, {**params, "dimension_numbers": ordered}), [x, w])
+        return [lax.transpose(found[0], as_it_was)]
 
     return run
 

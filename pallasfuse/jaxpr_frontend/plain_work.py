@@ -186,7 +186,17 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
-        _turned(eqn, of_weights=of_weights), max(1, met * of_channels),
+        _turned(eqn, of_weights=of_weights), is_in_order(numbers), max(1, met * of_channels),
+    )  # fmt: skip
+
+
+def is_in_order(numbers: Any) -> bool:
+    """Do the dimensions of a convolution lie as XLA's libraries have them: images by positions and channels, weights by positions,
+    channels and results?"""
+    last = len(numbers.lhs_spec) - 1
+    own = (0, last, *range(1, last))
+    return (tuple(numbers.lhs_spec), tuple(numbers.out_spec)) == (own, own) and tuple(numbers.rhs_spec) == (
+        last, last - 1, *range(last - 1)
     )  # fmt: skip
 
 

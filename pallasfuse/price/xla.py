@@ -153,7 +153,8 @@ def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             once, each = _of_loop(work, _inside_loops(device))
             return once + repeated(each + _between_trips(work, device), trips)
         case Branches(branches):
-            return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
+            inside = _inside_branches(device)
+            return max((_of_body(b, inside) for b in branches), key=lambda p: p.us, default=NOTHING)
         case _:
             plain = plain_cpu.price_plain if device.platform == "cpu" else plain_gpu.price_plain
             return plain(kernel, work, device)
@@ -181,8 +182,8 @@ def _priced_loop(work: Trips[LoopProgram], device: Device) -> tuple[Price, Price
 
 
 _of_loop = Recent(_priced_loop, most=64)
-_inside_loops = Recent(Device.inside_loops)
-"""Returns the same device each time, by which the prices of bodies are found again."""
+_inside_loops, _inside_branches = Recent(Device.inside_loops), Recent(Device.inside_branches)
+"""These return the same device each time, by which the prices of bodies are found again."""
 
 
 def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
