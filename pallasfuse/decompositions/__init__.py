@@ -103,7 +103,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
 }
 """The rules that may be worth it, by platform."""
 _IN_BODIES: dict[str, dict[str, Rule]] = {"cpu": {"conv_general_dilated": windows.in_order}}
-"""The rules that need no price in bodies of loops and in branches: XLA does the same elsewhere."""
+"""The rules for operations in bodies of loops and in branches that XLA itself computes in another way elsewhere."""
 _FOR_KERNELS = frozenset({"ragged_dot_general"})
 """Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""
 _WITH_NEIGHBOURS = frozenset({"concatenate", "dot_general"})
@@ -237,8 +237,8 @@ class Decomposer:
             run = self._faster_way(
                 eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips)
             )
-        if run is None and trips is not None:
-            run = self._always(eqn)
+        if run is None and trips is not None and not self._is_spared(eqn, trips):
+            run = self._in_body(eqn)
             if run is not None:
                 writer.instead(eqn, run)
                 return True
@@ -286,11 +286,13 @@ class Decomposer:
         writer.keep(found.eqn)
         return True
 
-    def _always(self, eqn: JaxprEqn) -> Run | None:
-        """Returns the other way that is always as fast in a body, and much faster where XLA has no library for what is written."""
+    def _in_body(self, eqn: JaxprEqn) -> Run | None:
+        """Returns what computes an operation of a body as XLA does it elsewhere; None where there is no such way."""
         rule = _IN_BODIES.get(self.device.platform, {}).get(eqn.primitive.name)
         try:
-            return None if rule is None else rule(eqn)
+            run = None if rule is None else rule(eqn)
+            made = None if run is None else traced_as(eqn, run, eqn.invars)
+            return run if made is not None and has_types_of(made.outvars, eqn.outvars) else None
         except Exception:  # a program must not fail because of a form of it
             return None
 

@@ -43,8 +43,8 @@ class Convolution:
     turned: tuple[bool, bool, bool] = (False, False, False)
     """For both operands and the result: do their dimensions lie in another order than a library has them? Not for weights, which
     are small."""
-    in_order: bool = True
-    """Do its dimensions lie as XLA's libraries have them: images, positions and channels; positions, channels and results?"""
+    lies_otherwise: bool = False
+    """Has XLA's CPU backend a library for it, which wants its dimensions in another order?"""
     met: int = 0
     """The elements that are summed as far as a window can lie in an image, and not in its padding; 0 where nobody knows."""
 

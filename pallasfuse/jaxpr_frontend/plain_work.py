@@ -186,18 +186,27 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
-        _turned(eqn, of_weights=of_weights), is_in_order(numbers), max(1, met * of_channels),
+        _turned(eqn, of_weights=of_weights), lies_otherwise(eqn), max(1, met * of_channels),
     )  # fmt: skip
 
 
-def is_in_order(numbers: Any) -> bool:
-    """Do the dimensions of a convolution lie as XLA's libraries have them: images by positions and channels, weights by positions,
-    channels and results?"""
+_OF_A_LIBRARY = frozenset({"float16", "bfloat16", "float32", "complex64", "complex128"})
+"""The types of elements of which XLA's CPU backend has convolutions by a library, or by several of them."""
+
+
+def lies_otherwise(eqn: JaxprEqn) -> bool:
+    """Does XLA's CPU backend have a library for a convolution, if only its dimensions lay in another order?
+
+    In order are images by positions and channels, and weights by positions, channels and results.
+    """
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
     last = len(numbers.lhs_spec) - 1
     own = (0, last, *range(1, last))
-    return (tuple(numbers.lhs_spec), tuple(numbers.out_spec)) == (own, own) and tuple(numbers.rhs_spec) == (
-        last, last - 1, *range(last - 1)
-    )  # fmt: skip
+    is_in_order = (tuple(numbers.lhs_spec), tuple(numbers.out_spec)) == (own, own) and (
+        tuple(numbers.rhs_spec) == (last, last - 1, *range(last - 1))
+    )
+    types = {dtype_of(a) for a in (*eqn.invars, *eqn.outvars)}
+    return not is_in_order and types <= _OF_A_LIBRARY and params["batch_group_count"] == 1
 
 
 def _met(window: int, length: int, apart: int, holes: int) -> int:

@@ -133,7 +133,7 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     XLA brings the dimensions of convolutions into the order of its library, but for those in loops and branches: these it computes
     one product after the other.
     """
-    if device.in_body and not work.in_order:
+    if device.in_body and work.lies_otherwise:
         alone = Term("products one by one", work.flops, "flop", 1e-3 * _ONE_BY_ONE_NS * work.flops)
         return _priced(alone, moved, device)
     if work.groups > 1 and work.columns < CHANNELS:
