@@ -44,7 +44,7 @@ class Convolution:
     """For both operands and the result: do their dimensions lie in another order than a library has them? Not for weights, which
     are small."""
     lies_otherwise: bool = False
-    """Has XLA's CPU backend a library for it, which wants its dimensions in another order?"""
+    """Does XLA's CPU backend have a library for it that wants its dimensions in another order?"""
     met: int = 0
     """The elements that are summed as far as a window can lie in an image, and not in its padding; 0 where nobody knows."""
 

@@ -24,7 +24,7 @@ class Loaded:
     from_padded: Set[str] = frozenset()
     """Those of inputs whose rows are made longer before."""
     kept: tuple[bool, bool] = (False, False)
-    """As `Product.kept`, and `Product.begun`."""
+    """These are `Product.kept` and `Product.begun` of the product."""
     begun: float = 1.0
 
 

@@ -258,11 +258,11 @@ class _Walk:
     begun: float = 1.0
     """The number of times that a block begins this loop."""
     names: set[str] = field(default_factory=set)
-    """All that was loaded or computed so far."""
+    """The names of all that was loaded or computed so far."""
     before: frozenset[str] = frozenset()
-    """The same, when this loop began."""
+    """The names of what was there when this loop began."""
     handed_on: frozenset[str] = frozenset()
-    """What its trips hand on, and what is computed from that."""
+    """The names of what its trips hand on, and of what is computed from that."""
     longest: float = 1.0
     """How often that is run, in the longest block."""
     strided: set[str] = field(default_factory=set)

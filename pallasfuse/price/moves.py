@@ -205,7 +205,7 @@ def takers_of(bodies: tuple[Expr, ...], place: tuple[str, tuple[Axis, ...]]) -> 
 
 @lru_cache(1 << 12)
 def _parts(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]] | None:
-    """Returns the different parts of tensors that some bodies read, by tensors and axes; None after `_MOST_WAYS`.
+    """Returns the different parts of tensors that some bodies read, by tensors and axes; None where the search gives up.
 
     A part of a part is told apart by the operation that took it from the tensor, and by the one that took it last.
     """

@@ -31,7 +31,10 @@ class Slopes:
     """How much the elements of a program's maps change along each of their axes, found once for all its gathers."""
 
     def __init__(self, maps: Mapping[str, Nest], chosen: Collection[str]) -> None:
-        """maps: the program's maps, and those that stand for its moves, by name. chosen: those whose elements positions choose."""
+        """Takes the maps of a program, with those that stand for its moves, by name.
+
+        chosen: the moves whose elements positions choose; what they find is data.
+        """
         self._maps = {name: nest for name, nest in maps.items() if name not in chosen and not nest.is_reduction}
         self._known: dict[str, tuple[Slope, ...]] = {}
 

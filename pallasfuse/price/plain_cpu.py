@@ -123,12 +123,12 @@ _POSITION_NS, _ELEMENT_NS = 8.0, 1.1
 
 
 _ONE_BY_ONE_NS = 0.2
-"""A product of a convolution that no library computes takes at least half as long. (Of three on a core each, 2026-11-29: 0.2 ns an
-operation with channels second, 0.5 between zeros, 1.1 of a gradient of weights.)"""
+"""An operation of a convolution that no library computes takes so long, on one core: a product and its addition are two. (Three of
+them, 2026-11-29: 0.2 with channels second, 0.13 with zeros between the elements, 1.1 of a gradient of weights.)"""
 
 
 def _convolution(work: Convolution, moved: float, device: Device) -> Price:
-    """Windows copied to rows and a product of these on all cores, or the windows of one channel after the other.
+    """Returns the price of windows copied to rows and a product of these on all cores, or of windows one channel after the other.
 
     XLA brings the dimensions of convolutions into the order of its library, but for those in loops and branches: these it computes
     one product after the other.

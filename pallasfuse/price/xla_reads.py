@@ -79,7 +79,7 @@ class Moves:
 
 
 def _results_beside(fusion: LoopFusion, axes: tuple[Axis, ...]) -> int:
-    """Counts the results of maps whose neighbours in memory are computed from neighbours of a tensor, which is read along axes."""
+    """Counts the results of maps whose neighbours are computed from neighbours of a tensor that is read along these axes."""
     last = innermost(axes)
     of_maps = (n.axes for n in fusion.roots if not n.is_reduction)
     return max((volume(own) for own in of_maps if last is not None and innermost(own) == last), default=0)
