@@ -62,7 +62,7 @@ class Device:
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
     in_body: bool = False
-    """What is priced stands in a loop's body or in a branch (CPUs)."""
+    """Does the program that is priced stand in the body of a loop, or in a branch? XLA's CPU backend leaves out passes there."""
     library: dict[str, float] = field(default_factory=dict)
     """Rates of what a library computes that is no product, by name (`price/plain_gpu.py` and `price/plain_cpu.py` say what each
     is); empty where nobody knows them."""
@@ -97,7 +97,7 @@ class Device:
         return inside if self.call_us == self.looped_call_us else replace(inside, call_us=self.looped_call_us)
 
     def inside_branches(self) -> "Device":
-        """Returns the device as the branches of choices find it."""
+        """Returns the device as programs find it that are a branch of a choice, or a body."""
         return self if self.in_body or self.platform != "cpu" else replace(self, in_body=True)
 
     @property

@@ -237,10 +237,9 @@ class Decomposer:
             run = self._faster_way(
                 eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips)
             )
-        if run is None and trips is not None and not self._is_spared(eqn, trips):
-            run = self._in_body(eqn)
-            if run is not None:
-                writer.instead(eqn, run)
+            as_elsewhere = None if run is not None or trips is None else self._as_elsewhere(eqn)
+            if as_elsewhere is not None:
+                writer.instead(eqn, as_elsewhere)
                 return True
         if run is None and name in WITH_BODIES:
             inside = (trips or 1) * (eqn.params["length"] if name == "scan" else _TRIPS.get(name, 1))
@@ -286,7 +285,7 @@ class Decomposer:
         writer.keep(found.eqn)
         return True
 
-    def _in_body(self, eqn: JaxprEqn) -> Run | None:
+    def _as_elsewhere(self, eqn: JaxprEqn) -> Run | None:
         """Returns what computes an operation of a body as XLA does it elsewhere; None where there is no such way."""
         rule = _IN_BODIES.get(self.device.platform, {}).get(eqn.primitive.name)
         try:
@@ -350,7 +349,7 @@ class Decomposer:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
         seen = set[int]()  # equal layers call one function
         axes = self._takes_axes_apart
-        on_cpu = self.device.platform == "cpu"
+        on_cpu, in_bodies = self.device.platform == "cpu", _IN_BODIES.get(self.device.platform, {})
 
         def within(part: Jaxpr) -> bool:
             if id(part) in seen:
@@ -359,7 +358,8 @@ class Decomposer:
             dots = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
             return (not on_cpu and dots > 1) or any(
                 self._ways(eqn)
-                or (on_cpu and eqn.primitive.name in ("transpose", "reduce_sum", "conv_general_dilated"))
+                or (on_cpu and eqn.primitive.name in ("transpose", "reduce_sum"))
+                or eqn.primitive.name in in_bodies
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns

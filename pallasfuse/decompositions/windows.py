@@ -19,7 +19,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
 from pallasfuse.decompositions.writing import wide
-from pallasfuse.jaxpr_frontend.plain_work import lies_otherwise
+from pallasfuse.jaxpr_frontend.plain_work import library_orders, lies_otherwise
 
 Array = Any
 
@@ -100,8 +100,14 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 _FEWEST_PRODUCTS = 1 << 15
-"""A convolution of fewer products takes less time than the transpositions around it. (On two cores, in loops: one of 9 thousand
-products takes 1.7 times as long with them, and one of 37 thousand 0.3 times.)"""
+"""A convolution of fewer products takes less time than the transpositions around it. (Eight in loops, on two cores: those of
+1 to 9 thousand products take 7 to 1.6 times as long with them, one of 21 thousand 0.9 times, and those of 37 to 147 thousand 0.2 to
+0.5 times.)"""
+
+
+def _back(order: Sequence[int]) -> list[int]:
+    """Returns the order that brings dimensions back to where they were before they were brought into an order."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -115,18 +121,15 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     products = math.prod(_compat.shape_of(eqn.outvars[0])) * math.prod(weights) // max(1, weights[numbers.rhs_spec[0]])
     if not lies_otherwise(eqn) or products < _FEWEST_PRODUCTS or params.get("out_sharding") is not None:
         return None
-    (batch, feature, *spatial), (results, channels, *window) = numbers.lhs_spec, numbers.rhs_spec
-    last = len(numbers.lhs_spec) - 1
+    images_order, weights_order, results_order = library_orders(numbers)
+    last = len(images_order) - 1
     own = (0, last, *range(1, last))
     ordered = lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
-    as_it_was = sorted(
-        range(last + 1), key=(numbers.out_spec[0], *numbers.out_spec[2:], numbers.out_spec[1]).__getitem__
-    )
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        x, w = lax.transpose(images, (batch, *spatial, feature)), lax.transpose(kernel, (*window, channels, results))
+        x, w = lax.transpose(images, images_order), lax.transpose(kernel, weights_order)
         found = _compat.bind(_compat.with_params(eqn, {**params, "dimension_numbers": ordered}), [x, w])
-        return [lax.transpose(found[0], as_it_was)]
+        return [lax.transpose(found[0], _back(results_order))]
 
     return run
 
@@ -255,8 +258,7 @@ def of_slices(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         )  # fmt: skip
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        batch, feature, *spatial = of.numbers.lhs_spec
-        x = jnp.transpose(images.astype(of.summed), (batch, *spatial, feature))
+        x = jnp.transpose(images.astype(of.summed), library_orders(of.numbers)[0])
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (*of.padding[0], 0), *[(0, 0, 0)] * 3])
         w = of.weights(kernel.astype(of.summed))
 
@@ -362,15 +364,13 @@ class _Convolution:
 
     def padded(self, images: Array) -> Array:
         """The images with their channels last, and with the zeros at their ends."""
-        batch, feature, *spatial = self.numbers.lhs_spec
-        x = jnp.transpose(images, (batch, *spatial, feature))
+        x = jnp.transpose(images, library_orders(self.numbers)[0])
         return lax.pad(
             x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in self.padding), (0, 0, 0)]
         )
 
     def weights(self, kernel: Array) -> Array:
-        of_results, of_channels, *of_window = self.numbers.rhs_spec
-        return jnp.transpose(kernel, (*of_window, of_channels, of_results))
+        return jnp.transpose(kernel, library_orders(self.numbers)[1])
 
     def meeting(self, dimension: int, position: int, extent: int) -> tuple[range, range]:
         """The elements of an image along a dimension that a window at a position looks at, and those of the window that look at
@@ -419,8 +419,4 @@ class _Convolution:
 
     def placed(self, found: Array) -> Array:
         """The results in the type and the order of dimensions that the operation has."""
-        batch, feature, *spatial = self.numbers.out_spec
-        places = [0] * found.ndim
-        for n, d in enumerate((batch, *spatial, feature)):
-            places[d] = n
-        return jnp.transpose(found.astype(self.dtype), places)
+        return jnp.transpose(found.astype(self.dtype), _back(library_orders(self.numbers)[2]))

@@ -293,7 +293,7 @@ def sources_of[S: Contract | Reduce](body: Sequence[Statement], made: type[S]) -
 
 
 def cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) -> frozenset[Axis]:
-    """The axes whose loops stand in a window of the same axis."""
+    """Returns the axes along which a loop stands in another loop, or in the tile of a grid. around: those of the loops around."""
     found: frozenset[Axis] = frozenset()
     for s in body:
         if isinstance(s, Loop):

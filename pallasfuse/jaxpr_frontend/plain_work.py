@@ -194,19 +194,22 @@ _OF_A_LIBRARY = frozenset({"float16", "bfloat16", "float32", "complex64", "compl
 """The types of elements of which XLA's CPU backend has convolutions by a library, or by several of them."""
 
 
-def lies_otherwise(eqn: JaxprEqn) -> bool:
-    """Does XLA's CPU backend have a library for a convolution, if only its dimensions lay in another order?
+def library_orders(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Returns the dimensions of the images, the weights and the result of a convolution in the order of XLA's libraries.
 
-    In order are images by positions and channels, and weights by positions, channels and results.
+    Images and results lie there by image, positions and channel, and weights by positions, channel and result.
     """
-    numbers, params = eqn.params["dimension_numbers"], eqn.params
-    last = len(numbers.lhs_spec) - 1
-    own = (0, last, *range(1, last))
-    is_in_order = (tuple(numbers.lhs_spec), tuple(numbers.out_spec)) == (own, own) and (
-        tuple(numbers.rhs_spec) == (last, last - 1, *range(last - 1))
-    )
-    types = {dtype_of(a) for a in (*eqn.invars, *eqn.outvars)}
-    return not is_in_order and types <= _OF_A_LIBRARY and params["batch_group_count"] == 1
+    images, weights, results = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    return (
+        (images[0], *images[2:], images[1]), (*weights[2:], weights[1], weights[0]), (results[0], *results[2:], results[1])
+    )  # fmt: skip
+
+
+def lies_otherwise(eqn: JaxprEqn) -> bool:
+    """Does XLA's CPU backend have a library for a convolution, if only its dimensions lay in another order?"""
+    numbers, types = eqn.params["dimension_numbers"], {dtype_of(a) for a in (*eqn.invars, *eqn.outvars)}
+    is_in_order = all(list(order) == sorted(order) for order in library_orders(numbers))
+    return not is_in_order and types <= _OF_A_LIBRARY and eqn.params["batch_group_count"] == 1
 
 
 def _met(window: int, length: int, apart: int, holes: int) -> int:

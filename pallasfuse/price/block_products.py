@@ -24,8 +24,9 @@ class Loaded:
     from_padded: Set[str] = frozenset()
     """Those of inputs whose rows are made longer before."""
     kept: tuple[bool, bool] = (False, False)
-    """These are `Product.kept` and `Product.begun` of the product."""
+    """Says for each side of the product whether threads keep it (`Product.kept`)."""
     begun: float = 1.0
+    """The number of times that a block begins the product's loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Product:
 
     @property
     def brought(self) -> tuple[float, float]:
-        """How often each side is brought to the product."""
+        """Returns how often threads bring the left side to the product, and how often the right one."""
         left, right = (self.begun if kept else self.times for kept in self.kept)
         return left, right
 

@@ -19,7 +19,7 @@ from pallasfuse.price.scattered import cached_read, read_from_memory
 from pallasfuse.price.stored_terms import neighbours_of_a_thread
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.price.xla_forms import LoopFusion, Place
-from pallasfuse.price.xla_habits import LONGEST_COLUMN
+from pallasfuse.price.xla_habits import LOADED, LONGEST_COLUMN
 from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.resources.block import WARP
 
@@ -35,8 +35,6 @@ _VECTOR, _TURNED_VECTOR = 4, 8
 that is turned."""
 _WAIT_CLOCKS = 4.0
 """An operation of a thread waits so many clocks for the result of the one before."""
-_LOADED = 2.0
-"""Loading an element takes so many operations."""
 _QUOTIENT, _SHIFT = 10.0, 2.0
 """Splitting the number of an element into two takes so many operations: by a division, and by a shift where the inner length is a
 power of two. (Three small programs take about 20 for a division; whole programs are predicted best with this.)"""
@@ -174,7 +172,7 @@ def _loaded(fusion: LoopFusion) -> list[Place]:
 
 def _loads(fusion: LoopFusion) -> float:
     """Counts the operations of finding and loading elements: for each of a tensor, at each of its places."""
-    return _LOADED * sum(float(volume(axes)) for _, axes in _loaded(fusion))
+    return LOADED * sum(float(volume(axes)) for _, axes in _loaded(fusion))
 
 
 def _reducing(nest: Nest) -> float:
@@ -247,7 +245,7 @@ def _column_us(fusion: LoopFusion, work: Operations, device: Device) -> float:
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     points = volume(frozenset(a for n in fusion.roots for a in (*n.axes, *n.reduced)))
     again = sum(not fusion.reduced.isdisjoint(axes) for _, axes in _loaded(fusion)) - 1
-    each = work.in_full / max(1, points) + _LOADED * max(0, again) + len(fusion.roots) - 1
+    each = work.in_full / max(1, points) + LOADED * max(0, again) + len(fusion.roots) - 1
     waiting = _COLUMN_ELEMENT * float(min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER)
     longest = max((sizes[t] for t, along in fusion.reads if t in sizes and fusion.reduced & {*along}), default=size)
     elements = min(columns, WARP * neighbours_of_a_thread(columns, longest))

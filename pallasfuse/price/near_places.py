@@ -24,11 +24,12 @@ _LARGEST = frozenset({"min", "max", "select"})
 """Operations whose results are those of one argument or the other."""
 
 Slope = float | None
-"""How much a value changes from one position to the next; None where it may be any other one. Data change it by nothing."""
+"""The number by which values grow from one position to the next, as far as the program itself says it: what data add counts as
+nothing. None stands for values that are not known to grow evenly."""
 
 
 class Slopes:
-    """How much the elements of a program's maps change along each of their axes, found once for all its gathers."""
+    """This finds how the values of a program's maps grow along their axes, each map once for all gathers of the program."""
 
     def __init__(self, maps: Mapping[str, Nest], chosen: Collection[str]) -> None:
         """Takes the maps of a program, with those that stand for its moves, by name.

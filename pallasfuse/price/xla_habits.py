@@ -10,6 +10,8 @@ CHANNELS = 8
 """A convolution of groups with fewer results each is no product."""
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps (GPUs)."""
+LOADED = 2.0
+"""A GPU takes so many operations to find and load an element."""
 _WINDOW, _IN_WINDOW = 100.0, 4.0
 """A GPU takes so many operations to begin and end a window, and for each of its elements. (Windows of 2 x 2, 3 x 3 and 7 x 7 around
 each of 0.8 to 8.4 million elements on an H100; running sums agree.)"""

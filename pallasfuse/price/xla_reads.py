@@ -16,15 +16,11 @@ from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, st
 from pallasfuse.price.scattered import Chosen, Pieces, gathers_in, pieces_read
 from pallasfuse.price.split_reductions import split_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Place
-from pallasfuse.price.xla_habits import windows_operations
+from pallasfuse.price.xla_habits import LOADED, windows_operations
 
 _CHOSEN = 20.0
 """An element of a gather's result takes so many operations to find where that is padded or joined in the loop that reads it; as it
 is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchmarks/xla_alone.py`.)"""
-_SHIFTED = 2.0
-"""Different parts of a tensor begin anywhere in a row, so that a thread finds and loads each of its neighbouring elements by
-itself: so many operations for each. Which of them begin at the same places of rows is not known here. (A sum of 25 shifted images
-for 32 results takes 379 us on an H200; 237 are predicted without.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +52,19 @@ class Moves:
             several = parts.get(place, 1)
             moved = of_part * several
             takers = takers_of(tuple(fusion.bodies), place)
-            shifted = several - len((takers or frozenset()) & self.gathers.keys())
+            gathered = (takers or frozenset[int]()) & self.gathers.keys()
+            shifted = several - len(gathered)
             if shifted > 1:
-                fusion.window_operations += _SHIFTED * shifted * _results_beside(fusion, axes)
+                # parts begin anywhere in a row: a thread loads each of its neighbouring elements by itself (a sum of 25 shifted
+                # images for 32 results takes 379 us on an H200; 237 are predicted without)
+                fusion.window_operations += LOADED * shifted * _results_beside(fusion, axes)
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
             fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
             along = [c for c in self.pieces.get(axes, ()) if tensor in c.tensors]
             chosen = [c.pieces for c in along if takers is None or c.number in takers]
-            further = (
-                [self.gathers[n] for n in sorted((takers or frozenset()) & self.gathers.keys())] if not chosen else []
-            )
+            further = [] if chosen else [self.gathers[n] for n in sorted(gathered)]
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             elif further:

@@ -1,11 +1,16 @@
 """Loops that multiply what they hand on by matrices which were loaded before: threads keep these as a product takes them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 from pallasfuse import device
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import const
+from pallasfuse.ir.tile_program import Contract, Loop
 from pallasfuse.price.block_work import examine
 from pallasfuse.recurrences import kernel_of
 from tests.price.test_block_products import attend, struct
@@ -75,3 +80,19 @@ def test_which_sides_are_kept():
 
     products = loop_products(with_inputs, (2048, 64), (64, 64), (64, 64), (96, 2048, 64))
     assert sorted(sum(p.kept) for p in products) == [0, 1]
+
+
+def test_what_a_loop_keeps_is_brought_when_it_begins():
+    """The same loop in a loop of seven trips, and the product once more behind the inner one."""
+    program = kernel(1024, 64).kernel
+    (inner,) = (s for s in program.body if isinstance(s, Loop))
+    (product,) = (s for s in inner.segments[0].body if isinstance(s, Contract))
+    (segment,) = inner.segments
+    behind = replace(product, name="behind")
+    seven = replace(segment, start=const(0, "int32"), stop=const(7, "int32"), body=(inner, behind))
+    around = replace(inner, axis=Axis("around", 7), segments=(seven,))
+    body = tuple(around if s is inner else s for s in program.body)
+    nested = replace(program, body=body, tiles=(*program.tiles, (around.axis, 1)))
+    within, after = examine(nested).products
+    assert (within.times, within.begun, within.brought) == (7 * 96.0, 7.0, (7 * 96.0, 7.0))
+    assert (after.times, after.begun, after.brought) == (7.0, 1.0, (7.0, 1.0))
