@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from pallasfuse.decisions import Phase
 from pallasfuse.ir.tile_program import Contract, Loop, every
-from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.phases import too_large, us_of
 from pallasfuse.resources import triton
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.block import Resources
 
 _COUNTS = (1, 2, 4, 8, 16)

@@ -23,7 +23,7 @@ from pallasfuse.ir.expr import Apply
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
-from pallasfuse.ir.unrolling import as_threads_run_it
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.exponentials import by_instruction, is_approximate
 from pallasfuse.resources.padded_rows import padded_rows, row_of
 

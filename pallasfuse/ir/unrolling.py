@@ -77,17 +77,17 @@ def unrollable(program: TileProgram) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def as_threads_run_it(program: TileProgram) -> Unrolled:
+def written_out(program: TileProgram) -> Unrolled:
     """Returns the program with its short axes written out and its late folds, as its switches say."""
-    return _as_threads_run_it(program)
+    return _written_out(program)
 
 
-def _written_out(program: TileProgram) -> Unrolled:
+def _found(program: TileProgram) -> Unrolled:
     own = unroll(program, program.unrolled)
     return replace(own, program=fold_late(own.program)) if program.late else own
 
 
-_as_threads_run_it = Recent(_written_out)
+_written_out = Recent(_found)
 
 
 def unroll(program: TileProgram, axes: Collection[Axis]) -> Unrolled:

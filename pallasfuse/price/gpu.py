@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork, examine
@@ -31,6 +30,7 @@ from pallasfuse.price.gpu_products import (
     through_shared_memory,
 )
 from pallasfuse.price.terms import Price, Term
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.block import THREADS, Resources
 from pallasfuse.resources.exponentials import all_by_instruction
 
@@ -165,7 +165,7 @@ def _one(
         memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
-    if by_warps and any(p.uneven for w in works for p in w.products):
+    if by_warps and any(p.uneven for w in works if w.stages > 1 for p in w.products):
         memory_us /= UNALIGNED_LOADS
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     through_memory = 0.0 if held is None else spilled * _uncached(held, min(blocks, processors * occupancy), device)
@@ -186,7 +186,7 @@ def _one(
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     # what trips wait for is a term of its own
     products = [
-        (replace(p, uneven=p.uneven and not w.waits), w.warps)
+        (replace(p, uneven=p.uneven and w.stages > 1 and not w.waits), w.warps)
         for w in works
         for p in w.products
         if emission.warpgroups or on_matrix_units(p)

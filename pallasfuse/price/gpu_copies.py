@@ -9,7 +9,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
-from pallasfuse.ir.unrolling import as_threads_run_it
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.padded_rows import padded_rows, row_of
 
 _COPY_ROWS = 8

@@ -12,7 +12,6 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import cpu, gpu
 from pallasfuse.price.block_work import examine
 from pallasfuse.price.gpu_library import memory_us, product_us
@@ -22,6 +21,7 @@ from pallasfuse.price.without_loops import WITHOUT_LOOPS, as_program
 from pallasfuse.price.xla import price_xla
 from pallasfuse.price.xla_forms import LibraryProduct
 from pallasfuse.resources import triton
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.block import Resources
 from pallasfuse.targets import Target
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pallasfuse.emission import pallas_kernel
-from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.padded_rows import padded_rows
 from pallasfuse.targets import TRITON
 
