@@ -69,6 +69,44 @@ def products() -> Iterator[Case]:
         yield _case("products", "", lambda x, w, b: jax.nn.relu(x @ w + b), (m, k), (k, n), (n,), dtype=dtype)
 
 
+def uneven() -> Iterator[Case]:
+    """Yields products of batches, and attention, whose rows begin at multiples of 4, 8 and 16 bytes."""
+
+    def by_rows(x: Any, w: Any) -> Any:
+        return jax.nn.silu(jnp.einsum("bmk,bnk->bmn", x, w))
+
+    def by_columns(x: Any, w: Any) -> Any:
+        return jax.nn.silu(jnp.einsum("bmk,bkn->bmn", x, w))
+
+    def twice(w: Any, x: Any, y: Any) -> Any:
+        return jnp.einsum("bgh,ebh->ebg", w, x), jnp.einsum("bgh,ebh->ebg", w, y)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        chances = jax.nn.softmax(jnp.einsum("bmd,bnd->bmn", q, k).astype(jnp.float32), axis=-1)
+        return jnp.einsum("bmn,bnd->bmd", chances.astype(v.dtype), v)
+
+    for own, dtype in itertools.product((1, 2, 4, 8), ("float32", "bfloat16")):
+        summed, columns, width = 1000 + own, 1080 + own, 64 + own
+        yield _case("uneven", "by rows", by_rows, (4, 48, summed), (4, 1024, summed), dtype=dtype)
+        yield _case("uneven", "by columns", by_columns, (4, 64, 2048), (4, 2048, columns), dtype=dtype)
+        yield _case("uneven", "twice", twice, (4, columns, columns), *[(13, 4, columns)] * 2, dtype=dtype)
+        yield _case("uneven", "attention", attend, *[(16, 1024, width)] * 3, dtype=dtype)
+
+
+def short() -> Iterator[Case]:
+    """Yields products of short sums and many results."""
+
+    def biased(x: Any, w: Any, b: Any) -> Any:
+        return jnp.matmul(x, w, preferred_element_type=b.dtype) * 3 + b
+
+    for (m, k, n), (dtype, result) in itertools.product(
+        ((147456, 32, 192), (589824, 16, 96), (65536, 20, 256), (100352, 24, 144)),
+        (("int8", "int32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")),
+    ):
+        case = _case("short", f"to {result}", biased, (m, k), (k, n), dtype=dtype)
+        yield replace(case, structs=(*case.structs, jax.ShapeDtypeStruct((n,), result)))
+
+
 def tiny() -> Iterator[Case]:
     """Yields products of many small matrices, and sums of few elements."""
     for many, side in ((32256, 3), (4096, 3), (32256, 2), (8192, 4), (8192, 8), (100000, 3), (2048, 6)):
@@ -305,8 +343,9 @@ def clusters() -> Iterator[Case]:
 
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
-    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "groups": groups, "stored": stored,
-    "few": few, "attention": attention, "scores": scores, "beside": beside, "clusters": clusters,
+    "products": products, "uneven": uneven, "short": short, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns,
+    "groups": groups, "stored": stored, "few": few, "attention": attention, "scores": scores, "beside": beside,
+    "clusters": clusters,
 }  # fmt: skip
 
 

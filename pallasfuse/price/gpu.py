@@ -336,7 +336,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
     if held is None:
         return _OVERLAP
     ahead = _begins_ahead(work)
-    if resident == 1 and work.trips > 1:
+    if resident == 1 and (work.trips > 1 or work.products):
         return _ALONE if ahead else _WAITING_ALONE
     return _OVERLAP if ahead or not work.products else _WAITING
 

@@ -40,6 +40,11 @@ _BYTES_OF_ROWS_TURNED, _BYTES_OF_COLUMNS_TURNED = 28.0, 33.0
 """Operations for each element of one byte of a side of a product, of its rows and of its columns, which lies in memory with what is
 summed before them: threads turn it, byte by byte. (Products of three sizes and three layouts on an H100.)"""
 
+_REARRANGED_BY_WARPS = 0.15
+"""The part of these operations that products of single warps take: each has its operands in its own registers in any case. (24
+products of 16 and 32 rows of float32 and of bytes on an H200: 1.1 times the price in the geometric mean, 0.5 without this; on an
+H100 29 others.)"""
+
 
 def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -> float:
     """Returns the clocks of a multiprocessor for the products of a block of so many warps, from the rate of the library's large
@@ -75,7 +80,7 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     Warps share out rows among them, then columns; where both are few, warps read and compute the same.
     """
     size = dtypes.itemsize_bytes(p.lhs_dtype)
-    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size <= 2 or not p.precise)
+    by_warpgroups = _is_by_warpgroups(p, warps)
     units = warps // WARPGROUP_WARPS if by_warpgroups else warps
     along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
     columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
@@ -88,12 +93,18 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     return clocks, right * to_right * p.computes_rhs
 
 
+def _is_by_warpgroups(p: Product, warps: int) -> bool:
+    """Do four warps compute a product together, from shared memory?"""
+    rounded = dtypes.itemsize_bytes(p.lhs_dtype) <= 2 or not p.precise
+    return warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and rounded
+
+
 def on_matrix_units(p: Product) -> bool:
     """Is it a product of two matrices that are large enough? Others are products and sums of vector units."""
     return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
 
 
-def _rearranged(p: Product) -> float:
+def _rearranged(p: Product, warps: int) -> float:
     """Counts the operations that bring operands into the order in which matrix units read them: bytes, and float32, which they
     round on the way. Half precision is read in any order."""
     if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
@@ -104,7 +115,8 @@ def _rearranged(p: Product) -> float:
         left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
         right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
     to_left, to_right = p.brought
-    return (left * p.rows * to_left + right * p.columns * to_right) * p.summed * p.batch
+    share = 1.0 if _is_by_warpgroups(p, warps) else _REARRANGED_BY_WARPS
+    return share * (left * p.rows * to_left + right * p.columns * to_right) * p.summed * p.batch
 
 
 def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[float, float]:
@@ -115,7 +127,7 @@ def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[floa
     on_units = [(p, warps) for p, warps in products if on_matrix_units(p)]
     sides = [_operands(p, warps) for p, warps in on_units]
     staged = sum(p.flops for p, _ in products if not on_matrix_units(p))
-    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in on_units)
+    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p, warps) for p, warps in on_units)
     staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p, _ in products)
     exchanged = sum(p.rows * p.columns * p.batch * p.times for p, _ in on_units if p.exchanged)
     return sum(clocks for clocks, _ in sides) + _EXCHANGED_BYTES * exchanged / _OPERAND_BYTES, staged
