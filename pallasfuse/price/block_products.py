@@ -9,8 +9,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.statements import through_casts
 from pallasfuse.ir.tile_program import Contract
-
-_ROW_BYTES = 16
+from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ class Product:
     threads bring the elements into shared memory, where a copy would do for others."""
     split: float = 0.0
     """Elements of the result, for each side that has several axes of its own: the product has one."""
-    uneven: bool = False
-    """The rows of an operand do not begin at multiples of 16 bytes in memory."""
+    row_bytes: int = VECTOR_BYTES
+    """The rows of all operands begin at multiples of so many bytes in memory: of 16, or of fewer."""
     kept: tuple[bool, bool] = (False, False)
     """Says for each side whether threads keep it as a product takes it: it is known before the loop begins, and multiplied with
     what trips hand on. (Kernels whose other side is loaded in each trip were measured and fitted without that.)"""
@@ -99,19 +98,25 @@ def product_of(s: Contract, tiles: Mapping[Axis, int], times: float, loaded: Loa
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts),
         sum(extent(own | over) for operand, own in wide if isinstance(operand, Read) and operand.tensor in loaded.in_trip),
         len(wide) * extent(left | right),
-        any(
-            _is_uneven(r, layouts)
-            for side, kept in zip((s.lhs, s.rhs), loaded.kept, strict=True) if not kept
-            for r in postorder(side)
-            if isinstance(r, Read) and r.tensor not in loaded.from_padded
+        min(
+            (
+                _row_bytes(r, layouts)
+                for side, kept in zip((s.lhs, s.rhs), loaded.kept, strict=True) if not kept
+                for r in postorder(side)
+                if isinstance(r, Read) and r.tensor not in loaded.from_padded
+            ),
+            default=VECTOR_BYTES,
         ),
         kept=loaded.kept, begun=loaded.begun,
     )  # fmt: skip
 
 
-def _is_uneven(load: Read, layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+def _row_bytes(load: Read, layouts: Mapping[str, tuple[Axis, ...]]) -> int:
+    """Returns the bytes, at most those that a thread moves at once, at multiples of which the rows of what is loaded begin."""
     axes = [a for a in layouts.get(load.tensor, ()) if a.extent > 1]
-    return len(axes) > 1 and axes[-1].extent * dtypes.itemsize_bytes(load.dtype) % _ROW_BYTES != 0
+    return (
+        math.gcd(axes[-1].extent * dtypes.itemsize_bytes(load.dtype), VECTOR_BYTES) if len(axes) > 1 else VECTOR_BYTES
+    )
 
 
 def _is_contracted_first(

@@ -33,6 +33,7 @@ from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.resources.block import THREADS, Resources
 from pallasfuse.resources.exponentials import all_by_instruction
+from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0
@@ -165,7 +166,7 @@ def _one(
         memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
-    if by_warps and any(p.uneven for w in works if w.stages > 1 for p in w.products):
+    if by_warps and any(p.row_bytes < VECTOR_BYTES for w in works if w.stages > 1 for p in w.products):
         memory_us /= UNALIGNED_LOADS
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     through_memory = 0.0 if held is None else spilled * _uncached(held, min(blocks, processors * occupancy), device)
@@ -186,7 +187,7 @@ def _one(
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     # what trips wait for is a term of its own
     products = [
-        (replace(p, uneven=p.uneven and w.stages > 1 and not w.waits), w.warps)
+        (replace(p, row_bytes=VECTOR_BYTES) if w.stages == 1 or w.waits else p, w.warps)
         for w in works
         for p in w.products
         if emission.warpgroups or on_matrix_units(p)
@@ -199,7 +200,9 @@ def _one(
     operations = [w.operations for w in works]
     operands_us = staged = 0.0
     if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
-        clocks, staged = through_shared_memory([(p, w.warps) for w in works for p in w.products])
+        clocks, staged = through_shared_memory(
+            [(p, w.warps) for w in works for p in w.products], ahead=works[0].stages > 1
+        )
         operands_us = shares * clock_us * clocks
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     by_library = by_warps or (emission.together and not all_by_instruction(programs))

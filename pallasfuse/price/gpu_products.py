@@ -15,8 +15,11 @@ _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
 _UNEVEN = 0.42
-"""Products whose operands have rows that do not begin at multiples of 16 bytes reach this part of `OF_LIBRARY`. XLA's kernels by
-Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
+"""Products whose operands have rows that do not begin at multiples of `_WHOLE_ROW_BYTES` reach this part of `OF_LIBRARY`, if trips
+copy them ahead. XLA's kernels by Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
+_WHOLE_ROW_BYTES = 8
+"""Half types in pieces of so many bytes are multiplied as fast as in larger ones: attention of heads of 68 bfloat16 takes 23 us, of
+72 takes 22, and of 66 takes 1.8 times as long as of 68. (On an H200, with three stages.)"""
 _WARP_COLUMNS = 8
 """The columns of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -41,9 +44,13 @@ _BYTES_OF_ROWS_TURNED, _BYTES_OF_COLUMNS_TURNED = 28.0, 33.0
 summed before them: threads turn it, byte by byte. (Products of three sizes and three layouts on an H100.)"""
 
 _REARRANGED_BY_WARPS = 0.15
-"""The part of these operations that products of single warps take: each has its operands in its own registers in any case. (24
-products of 16 and 32 rows of float32 and of bytes on an H200: 1.1 times the price in the geometric mean, 0.5 without this; on an
-H100 29 others.)"""
+"""The part of these operations that products of single warps take: each has its operands in its own registers in any case. (12
+products of 16 and 32 rows of float32 and of bytes on an H200: 1.26 of their time in the geometric mean, 2.1 without this; 29 other
+kernels on an H100: 1.0, and 1.2 without.)"""
+
+_ROUNDED_AT_ONCE = 0.5
+"""The part of them that float32 takes where threads have just loaded it, as no trip copies it ahead. (70 kernels with one stage on
+an H200: 1.03 of their time in the geometric mean, 1.25 without this.)"""
 
 
 def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -> float:
@@ -66,7 +73,7 @@ def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -
     of_others = OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
     share = _OF_LIBRARY_BY_WARPGROUPS if warpgroups else of_others
     share = share if wide else min(share, _OF_LIBRARY_NARROW)
-    share *= _UNEVEN if p.uneven and not warpgroups else 1.0
+    share *= _UNEVEN if p.row_bytes < _WHOLE_ROW_BYTES and not warpgroups else 1.0
     columns = math.ceil(p.columns / 8) * 8
     step = 32 if dtypes.itemsize_bytes(p.lhs_dtype) == 1 else 16
     summed = math.ceil(p.summed / step) * step
@@ -104,9 +111,13 @@ def on_matrix_units(p: Product) -> bool:
     return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
 
 
-def _rearranged(p: Product, warps: int) -> float:
+def _rearranged(p: Product, warps: int, *, ahead: bool) -> float:
     """Counts the operations that bring operands into the order in which matrix units read them: bytes, and float32, which they
-    round on the way. Half precision is read in any order."""
+    round on the way. Half precision is read in any order.
+
+    ahead: as in `through_shared_memory`.
+    """
+    share = 1.0 if _is_by_warpgroups(p, warps) else _REARRANGED_BY_WARPS
     if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
         left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
     elif p.precise or p.lhs_dtype != "float32":
@@ -114,20 +125,22 @@ def _rearranged(p: Product, warps: int) -> float:
     else:
         left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
         right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
+        share *= 1.0 if ahead else _ROUNDED_AT_ONCE
     to_left, to_right = p.brought
-    share = 1.0 if _is_by_warpgroups(p, warps) else _REARRANGED_BY_WARPS
     return share * (left * p.rows * to_left + right * p.columns * to_right) * p.summed * p.batch
 
 
-def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[float, float]:
+def through_shared_memory(products: Sequence[tuple[Product, int]], *, ahead: bool) -> tuple[float, float]:
     """Returns the clocks of a multiprocessor in which it reads the operands of a block's products, and the operations of threads.
 
-    products: each with the warps of its block, those on matrix units and others.
+    products: each with the warps of its block, those on matrix units and others. ahead: trips copy operands of later ones.
     """
     on_units = [(p, warps) for p, warps in products if on_matrix_units(p)]
     sides = [_operands(p, warps) for p, warps in on_units]
     staged = sum(p.flops for p, _ in products if not on_matrix_units(p))
-    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p, warps) for p, warps in on_units)
+    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(
+        _rearranged(p, warps, ahead=ahead) for p, warps in on_units
+    )
     staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p, _ in products)
     exchanged = sum(p.rows * p.columns * p.batch * p.times for p, _ in on_units if p.exchanged)
     return sum(clocks for clocks, _ in sides) + _EXCHANGED_BYTES * exchanged / _OPERAND_BYTES, staged
