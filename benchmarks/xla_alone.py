@@ -215,6 +215,39 @@ def windows(platform: str) -> Iterator[Case]:
         yield _case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHORTER[platform]), "float32"))
 
 
+def convolutions(platform: str) -> Iterator[Case]:
+    """Yields gradients of weights of which each example has its own, and convolutions of images of one channel, with theirs."""
+    numbers = ("NHWC", "HWIO", "NHWC")
+
+    def apart(x: Any, w: Any, examples: int) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=numbers, feature_group_count=examples)
+
+    sizes = ((384, 16, 32, 12, 3), (384, 1, 16, 28, 5), (256, 3, 32, 32, 3), (256, 32, 64, 16, 3), (1024, 1, 32, 28, 3),
+             (128, 16, 16, 32, 3), (64, 64, 64, 14, 3))  # fmt: skip
+    for (many, channels, results, side, width), dtype in itertools.product(sizes, ("float32", "bfloat16")):
+        examples, long = many // SHORTER[platform], side - width + 1
+        arrays = ((channels, side, side, examples), dtype), ((long, long, 1, examples * results), dtype)
+        yield _case("convolutions", f"apart {width} x {width}", functools.partial(apart, examples=examples), *arrays)
+    for (batch, side, results, width), dtype in itertools.product(
+        ((256, 28, 32, 3), (256, 28, 32, 5), (1024, 28, 16, 5), (64, 128, 16, 3)), ("float32", "bfloat16")
+    ):
+
+        def one(x: Any, w: Any) -> Any:
+            return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers)
+
+        def of_weights(x: Any, g: Any, width: int = width, results: int = results) -> Any:
+            weights = jnp.zeros((width, width, 1, results), x.dtype)
+            return jax.vjp(
+                lambda w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers), weights
+            )[1](g)
+
+        images = (batch // SHORTER[platform], side, side, 1), dtype
+        kernel = (width, width, 1, results), dtype
+        yield _case("convolutions", f"one channel {width} x {width} to {results}", one, images, kernel)
+        made = (*images[0][:3], results), dtype
+        yield _case("convolutions", f"one channel's weights {width} x {width} to {results}", of_weights, images, made)
+
+
 def sorts(platform: str) -> Iterator[Case]:
     """Yields rows that are sorted."""
     for number, length in ((64, 1000), (1, 1 << 20), (4096, 128), (16, 65536), (256, 4096), (30000, 16), (64, 50257)):
@@ -343,7 +376,7 @@ def joins(platform: str) -> Iterator[Case]:
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
-    "products with ends": products_with_ends,
+    "products with ends": products_with_ends, "convolutions": convolutions,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

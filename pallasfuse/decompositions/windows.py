@@ -192,43 +192,63 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 _MOST_COPIES = 8
 """The most times that an element of an image may stand in the rows of a product."""
-_MOST_POSITIONS = 16
-"""The most products that a convolution becomes (a judgement: windows of 4 x 4); its own windows have more elements than that."""
+_MOST_POSITIONS, _MOST_POSITIONS_OF_GROUPS = 16, 64
+"""The most products that a convolution becomes (a judgement: windows of 4 x 4, and of 8 x 8 where each group has its own products);
+its own windows have more elements than that."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution with long windows at a few positions as one product of matrices for each of these.
+    """A convolution with long windows at a few positions as one product of matrices for each of these, and for each group.
 
-    XLA does not see that two gradients are like that: those of the weights of windows with holes along one dimension, and of
-    transposed convolutions. None elsewhere.
+    So gradients of weights are written. XLA does not see it in three of them: those of windows with holes along one dimension, of
+    transposed convolutions, and of weights of which each example has its own gradient. None elsewhere.
     """
     of = _Convolution.of(eqn, zeros_between=True)
-    if of is None or not of.is_of_matrices:
+    if of is None or not of.has_one_type:
         return None
     params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
     results, channels, *window = of.numbers.rhs_spec
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
-    unseen = max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
-    if not unseen or not 1 <= math.prod(counts) <= _MOST_POSITIONS < math.prod(of.window):
+    unseen = of.groups > 1 or max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
+    most = _MOST_POSITIONS if of.groups == 1 else _MOST_POSITIONS_OF_GROUPS
+    if not unseen or not 1 <= math.prod(counts) <= most or math.prod(of.window) <= math.prod(counts):
         return None
-    # in the order in which the images lie
-    of_images, of_kernel = zip(*sorted(zip((feature, *spatial), (channels, *window), strict=True)), strict=True)
 
-    def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
+    def cut(images: Array, kernel: Array, position: Sequence[int]) -> tuple[Array, Array]:
+        """What a window at a position looks at, and the elements of the window that look at it."""
         for n, (of_image, of_window) in enumerate(zip(spatial, window, strict=True)):
             inside, taps = of.meeting(n, position[n], images.shape[of_image])
             images = lax.slice_in_dim(images, inside.start, inside.stop, inside.step, axis=of_image)
             kernel = lax.slice_in_dim(kernel, taps.start, taps.stop, taps.step, axis=of_window)
-        return lax.dot_general(
-            images, kernel, ((of_images, of_kernel), ((), ())), precision=params["precision"],
+        return images, kernel
+
+    def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
+        """The results of all groups at a position, group by group for each image."""
+        images, kernel = cut(images, kernel, position)
+        images, its = _split(images, feature, of.groups)
+        kernel, own = _split(kernel, results, of.groups)
+        # in the order in which the images lie
+        pairs = zip(
+            (its[feature] + 1, *(its[d] for d in spatial)), (own[channels], *(own[d] for d in window)), strict=True
+        )
+        of_images, of_kernel = zip(*sorted(pairs), strict=True)
+        found = lax.dot_general(
+            images, kernel, ((of_images, of_kernel), ((its[feature],), (own[results],))), precision=params["precision"],
             preferred_element_type=params["preferred_element_type"],
         )  # fmt: skip
+        return jnp.moveaxis(found, 0, 1).reshape(found.shape[1], -1)
 
     def run(images: Array, kernel: Array) -> list[Array]:
         found = [product(images, kernel, p) for p in itertools.product(*map(range, counts))]
         return [of.placed(jnp.stack(found, axis=1).reshape(images.shape[batch], *counts, kernel.shape[results]))]
 
     return run
+
+
+def _split(x: Array, axis: int, groups: int) -> tuple[Array, list[int]]:
+    """Splits a dimension into groups and what each has of it. Returns where the dimensions are then: the groups, for that one."""
+    shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    return x.reshape(shape), [n + (n > axis) for n in range(x.ndim)]
 
 
 _MOST_SLICES = 16
@@ -333,8 +353,13 @@ class _Convolution:
     dtype: Any
     summed: Any
     """The type in which products are summed up."""
-    is_of_matrices: bool
-    """It has one group, and both operands have one type."""
+    has_one_type: bool
+    """Both operands have one type."""
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """Is it one product of matrices, of one type, for each position?"""
+        return self.groups == 1 and self.has_one_type
 
     @classmethod
     def of(cls, eqn: JaxprEqn, zeros_between: bool = False, images_are_groups: bool = False) -> "_Convolution | None":
@@ -359,7 +384,7 @@ class _Convolution:
         return cls(
             numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
             tuple(params["lhs_dilation"]), params["feature_group_count"] * batches, channels, results, dtype, summed,
-            params["feature_group_count"] * batches == 1 and len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
+            len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:

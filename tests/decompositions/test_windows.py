@@ -214,6 +214,44 @@ def test_gradients_of_weights_of_transposed_convolutions_are_products(window, st
          rule=windows.few_positions)  # fmt: skip
 
 
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "numbers"),
+    [
+        ((3, 2), (1, 1), (1, 1), "VALID", ("NHWC", "HWIO", "NHWC")),
+        ((3, 3), (2, 1), (1, 1), "SAME", ("NCHW", "OIHW", "NCHW")),
+        ((2, 3), (1, 1), (1, 2), "SAME", ("HWNC", "IHWO", "CNHW")),
+        ((4,), (2,), (1,), ((1, 2),), ("NWC", "WIO", "NWC")),
+        ((2, 2, 2), (1, 1, 1), (1, 1, 1), "VALID", ("NDHWC", "DHWIO", "NDHWC")),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False], ids=["one kernel", "a kernel each"])
+def test_gradients_of_weights_of_each_example_are_products(window, strides, dilated, padding, numbers, shared):
+    """Each of the examples is a batch of two images; they share the weights, or have their own."""
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([*([] if shared else [4]), *({"I": 3, "O": 5}.get(d) or dims[d] for d in numbers[1])], seed=1)
+    examples = drawn([4, *({"N": 2, "C": 3}.get(d) or 9 for d in numbers[0])])
+
+    def summed(w, x):
+        found = lax.conv_general_dilated(x, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers)
+        return jnp.sum(jnp.tanh(found))
+
+    gradient = jax.make_jaxpr(jax.vmap(jax.grad(summed), (None if shared else 0, 0)))(kernel, examples)
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.few_positions(e)]
+    assert eqn.params["feature_group_count"] == 4
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.few_positions)  # fmt: skip
+
+
+def test_convolutions_of_groups_with_short_windows_stay():
+    (eqn,) = jax.make_jaxpr(
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+        )
+    )(drawn((2, 8, 8, 6)), drawn((3, 3, 3, 8))).eqns
+    assert windows.few_positions(eqn) is None
+
+
 def test_few_positions_where_windows_lie_beside_the_image():
     """A window that looks only at zeros between and beside the elements gives zeros."""
 
