@@ -70,6 +70,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.evened,
             windows.patches,
             windows.few_positions,
+            windows.of_examples,
             windows.by_channel,
         ),
         "dot_general": (products.aligned, products.of_few_terms),

@@ -10,7 +10,6 @@ zeros keeps its sign.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.ordered_convolution import OrderedConvolution, back
 from pallasfuse.decompositions.writing import wide
 from pallasfuse.jaxpr_frontend.plain_work import library_orders, lies_otherwise
 
@@ -77,7 +77,7 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Iterable[Array]) ->
 
 def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution whose groups have few channels, as a sum of shifted arrays times weights; None where it has too many terms."""
-    of = _Convolution.of(eqn)
+    of = OrderedConvolution.of(eqn)
     if of is None or not 2 <= math.prod(of.window) * of.channels <= MOST_TERMS:
         return None
 
@@ -105,11 +105,6 @@ _FEWEST_PRODUCTS = 1 << 15
 0.5 times.)"""
 
 
-def _back(order: Sequence[int]) -> list[int]:
-    """Returns the order that brings dimensions back to where they were before they were brought into an order."""
-    return sorted(range(len(order)), key=order.__getitem__)
-
-
 def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Returns what brings the dimensions of a convolution into the order of XLA's library, and those of its result back.
 
@@ -129,7 +124,7 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     def run(images: Array, kernel: Array) -> list[Array]:
         x, w = lax.transpose(images, images_order), lax.transpose(kernel, weights_order)
         found = _compat.bind(_compat.with_params(eqn, {**params, "dimension_numbers": ordered}), [x, w])
-        return [lax.transpose(found[0], _back(results_order))]
+        return [lax.transpose(found[0], back(results_order))]
 
     return run
 
@@ -167,7 +162,7 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     None where these rows would be many copies of the images: windows overlap, and have no holes that a library would
     compute with.
     """
-    of = _Convolution.of(eqn)
+    of = OrderedConvolution.of(eqn)
     if of is None or not of.is_of_matrices:
         return None
     apart = all(n <= s for n, s in zip(of.window, of.strides, strict=True)) and max(of.dilated) == 1
@@ -192,51 +187,37 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 _MOST_COPIES = 8
 """The most times that an element of an image may stand in the rows of a product."""
-_MOST_POSITIONS, _MOST_POSITIONS_OF_GROUPS = 16, 64
-"""The most products that a convolution becomes (a judgement: windows of 4 x 4, and of 8 x 8 where each group has its own products);
-its own windows have more elements than that."""
+_MOST_POSITIONS = 16
+"""The most products that a convolution becomes (a judgement: windows of 4 x 4); its own windows have more elements than that."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution with long windows at a few positions as one product of matrices for each of these, and for each group.
+    """A convolution with long windows at a few positions as one product of matrices for each of these.
 
-    So gradients of weights are written. XLA does not see it in three of them: those of windows with holes along one dimension, of
-    transposed convolutions, and of weights of which each example has its own gradient. None elsewhere.
+    XLA does not see that two gradients are like that: those of the weights of windows with holes along one dimension, and of
+    transposed convolutions. None elsewhere.
     """
-    of = _Convolution.of(eqn, zeros_between=True)
-    if of is None or not of.has_one_type:
+    of = OrderedConvolution.of(eqn, zeros_between=True)
+    if of is None or not of.is_of_matrices:
         return None
     params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
     results, channels, *window = of.numbers.rhs_spec
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
-    unseen = of.groups > 1 or max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
-    most = _MOST_POSITIONS if of.groups == 1 else _MOST_POSITIONS_OF_GROUPS
-    if not unseen or not 1 <= math.prod(counts) <= most or math.prod(of.window) <= math.prod(counts):
+    unseen = max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
+    if not unseen or not 1 <= math.prod(counts) <= _MOST_POSITIONS < math.prod(of.window):
         return None
+    # in the order in which the images lie
+    of_images, of_kernel = zip(*sorted(zip((feature, *spatial), (channels, *window), strict=True)), strict=True)
 
-    def cut(images: Array, kernel: Array, position: Sequence[int]) -> tuple[Array, Array]:
-        """What a window at a position looks at, and the elements of the window that look at it."""
+    def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
         for n, (of_image, of_window) in enumerate(zip(spatial, window, strict=True)):
             inside, taps = of.meeting(n, position[n], images.shape[of_image])
             images = lax.slice_in_dim(images, inside.start, inside.stop, inside.step, axis=of_image)
             kernel = lax.slice_in_dim(kernel, taps.start, taps.stop, taps.step, axis=of_window)
-        return images, kernel
-
-    def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
-        """The results of all groups at a position, group by group for each image."""
-        images, kernel = cut(images, kernel, position)
-        images, its = _split(images, feature, of.groups)
-        kernel, own = _split(kernel, results, of.groups)
-        # in the order in which the images lie
-        pairs = zip(
-            (its[feature] + 1, *(its[d] for d in spatial)), (own[channels], *(own[d] for d in window)), strict=True
-        )
-        of_images, of_kernel = zip(*sorted(pairs), strict=True)
-        found = lax.dot_general(
-            images, kernel, ((of_images, of_kernel), ((its[feature],), (own[results],))), precision=params["precision"],
+        return lax.dot_general(
+            images, kernel, ((of_images, of_kernel), ((), ())), precision=params["precision"],
             preferred_element_type=params["preferred_element_type"],
         )  # fmt: skip
-        return jnp.moveaxis(found, 0, 1).reshape(found.shape[1], -1)
 
     def run(images: Array, kernel: Array) -> list[Array]:
         found = [product(images, kernel, p) for p in itertools.product(*map(range, counts))]
@@ -245,10 +226,73 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
-def _split(x: Array, axis: int, groups: int) -> tuple[Array, list[int]]:
-    """Splits a dimension into groups and what each has of it. Returns where the dimensions are then: the groups, for that one."""
-    shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
-    return x.reshape(shape), [n + (n > axis) for n in range(x.ndim)]
+_MOST_WINDOWS, _MOST_WINDOW_BYTES = 64, 1 << 28
+"""The most windows of an image that are written down beside each other, and the bytes of all of them (judgements)."""
+
+
+def of_examples(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution of groups, with long windows at a few positions, as one product of matrices for each group.
+
+    So the gradient of weights is written of which each example of a batch has its own. None elsewhere, and where the windows beside
+    each other would take much memory.
+    """
+    of = OrderedConvolution.of(eqn, zeros_between=True)
+    if of is None or of.groups == 1 or not of.has_one_type:
+        return None
+    params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
+    results, channels, *window = of.numbers.rhs_spec
+    shape = _compat.shape_of(eqn.invars[0])
+    counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
+    windows = math.prod(counts)
+    looked_at = shape[batch] * shape[feature] * math.prod(of.window) * jnp.dtype(of.dtype).itemsize
+    if not 1 <= windows <= min(_MOST_WINDOWS, math.prod(of.window) - 1) or windows * looked_at > _MOST_WINDOW_BYTES:
+        return None
+    split = _split(feature, len(shape)), _split(results, len(shape))
+
+    def beside_each_other(images: Array) -> Array:
+        """All windows of the images, one after the other along a new first dimension."""
+        edges = [(0, 0, 0)] * images.ndim
+        for n, axis in enumerate(spatial):
+            edges[axis] = (*of.padding[n], of.between[n] - 1)
+        padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
+        found = []
+        for position in itertools.product(*map(range, counts)):
+            part = padded
+            for n, axis in enumerate(spatial):
+                start = position[n] * of.strides[n]
+                stop = start + (of.window[n] - 1) * of.dilated[n] + 1
+                part = lax.slice_in_dim(part, start, stop, of.dilated[n], axis=axis)
+            found.append(part)
+        return jnp.stack(found)
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        its, own = split
+        x = beside_each_other(images)
+        x = x.reshape(windows, *_in_groups(x.shape[1:], feature, of.groups))
+        w = kernel.reshape(_in_groups(kernel.shape, results, of.groups))
+        # in the order in which the images lie
+        pairs = zip(
+            (its[feature] + 1, *(its[d] for d in spatial)), (own[channels], *(own[d] for d in window)), strict=True
+        )
+        of_images, of_kernel = zip(*sorted((1 + i, k) for i, k in pairs), strict=True)
+        found = lax.dot_general(
+            x, w, ((of_images, of_kernel), ((1 + its[feature],), (own[results],))), precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+        )  # fmt: skip
+        found = jnp.transpose(found, (2, 1, 0, 3))  # from group, window, image and result of a group
+        return [of.placed(found.reshape(shape[batch], *counts, of.results))]
+
+    return run
+
+
+def _in_groups(shape: Sequence[int], axis: int, groups: int) -> tuple[int, ...]:
+    """Returns a shape whose dimension `axis` is two: the groups, and what each has of it."""
+    return (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+
+
+def _split(axis: int, rank: int) -> list[int]:
+    """Returns where the dimensions are once `axis` is two: for that one, the first of both."""
+    return [n + (n > axis) for n in range(rank)]
 
 
 _MOST_SLICES = 16
@@ -261,7 +305,7 @@ def of_slices(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
     A CPU's library copies windows of three dimensions one element after the other, on one core.
     """
-    of = _Convolution.of(eqn)
+    of = OrderedConvolution.of(eqn)
     if of is None or len(of.window) != 3:
         return None
     params, (_, _, first, *_) = eqn.params, of.numbers.out_spec
@@ -306,7 +350,7 @@ def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     So the gradient of weights is written where each channel has weights of its own: its images are channels, and its windows are as
     long as the results of the convolution. None elsewhere.
     """
-    of = _Convolution.of(eqn, zeros_between=True, images_are_groups=True)
+    of = OrderedConvolution.of(eqn, zeros_between=True, images_are_groups=True)
     if of is None or eqn.params["batch_group_count"] == 1:
         return None
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
@@ -331,117 +375,3 @@ def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [of.placed(found.reshape(1, *counts, of.results))]
 
     return run
-
-
-@dataclass(frozen=True, slots=True)
-class _Convolution:
-    """A convolution of real numbers, with its dimensions in one order: images by positions and channels, weights by window,
-    channels and results."""
-
-    numbers: Any
-    window: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilated: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    between: tuple[int, ...]
-    """The step from one element of an image to the next along each dimension, where zeros stand between them; 1 where none do."""
-    groups: int
-    channels: int
-    """The channels of one group."""
-    results: int
-    """The results of all groups together."""
-    dtype: Any
-    summed: Any
-    """The type in which products are summed up."""
-    has_one_type: bool
-    """Both operands have one type."""
-
-    @property
-    def is_of_matrices(self) -> bool:
-        """Is it one product of matrices, of one type, for each position?"""
-        return self.groups == 1 and self.has_one_type
-
-    @classmethod
-    def of(cls, eqn: JaxprEqn, zeros_between: bool = False, images_are_groups: bool = False) -> "_Convolution | None":
-        """Returns the convolution of an equation; None where it has images as groups, no elements, or zeros between them.
-
-        zeros_between: also where there are zeros between the elements of the images. images_are_groups: also where they are.
-        """
-        params, numbers = eqn.params, eqn.params["dimension_numbers"]
-        shape, weights = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[1])
-        results, channels, *window = (weights[d] for d in numbers.rhs_spec)
-        batches = params["batch_group_count"]
-        if (batches != 1 and not images_are_groups) or min(shape, default=0) < 1:
-            return None
-        if math.prod(params["lhs_dilation"]) != 1 and not zeros_between:
-            return None
-        dtype = _compat.dtype_of(eqn.outvars[0])
-        summed = wide(dtype)
-        if summed is None or any(wide(_compat.dtype_of(a)) is None for a in eqn.invars):
-            return None
-        if not window or min(*_compat.shape_of(eqn.outvars[0]), *weights) < 1:
-            return None
-        return cls(
-            numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
-            tuple(params["lhs_dilation"]), params["feature_group_count"] * batches, channels, results, dtype, summed,
-            len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
-        )  # fmt: skip
-
-    def padded(self, images: Array) -> Array:
-        """The images with their channels last, and with the zeros at their ends."""
-        x = jnp.transpose(images, library_orders(self.numbers)[0])
-        return lax.pad(
-            x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in self.padding), (0, 0, 0)]
-        )
-
-    def weights(self, kernel: Array) -> Array:
-        return jnp.transpose(kernel, library_orders(self.numbers)[1])
-
-    def meeting(self, dimension: int, position: int, extent: int) -> tuple[range, range]:
-        """The elements of an image along a dimension that a window at a position looks at, and those of the window that look at
-        them, in the same order.
-
-        Tap t is at t * dilated + position * stride - padding, where an image of so many elements has one in `between`.
-        """
-        taps, dilated = self.window[dimension], self.dilated[dimension]
-        between, start = self.between[dimension], position * self.strides[dimension] - self.padding[dimension][0]
-        found = [
-            t
-            for t in range(taps)
-            if (start + t * dilated) % between == 0 and 0 <= start + t * dilated < extent * between
-        ]
-        apart = between // math.gcd(between, dilated)
-        if not found:
-            return range(0, 0, 1), range(0, 0, apart)
-        first, last = ((start + t * dilated) // between for t in (found[0], found[-1]))
-        return range(first, last + 1, apart * dilated // between), range(found[0], found[-1] + 1, apart)
-
-    def positions(self, x: Array) -> list[int]:
-        """Counts the windows along each dimension of padded images."""
-        sizes = zip(x.shape[1:], self.window, self.dilated, self.strides, strict=False)
-        return [(n - (taps - 1) * d - 1) // s + 1 for n, taps, d, s in sizes]
-
-    def shifted(self, x: Array, taps: Sequence[int], positions: Sequence[int]) -> Array:
-        """One element of every window of padded images: that at `taps`."""
-        first = [t * d for t, d in zip(taps, self.dilated, strict=True)]
-        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, positions, self.strides, strict=True)]
-        behind = x.shape[1 + len(first) :]
-        return lax.slice(
-            x, [0, *first, *(0 for _ in behind)], [x.shape[0], *last, *behind], [1, *self.strides, *(1 for _ in behind)]
-        )
-
-    def cut(self, x: Array, positions: Sequence[int]) -> Array:
-        """Windows that do not overlap, each with its elements as the last dimension."""
-        count = len(positions)
-        missing = [n * s - size for n, s, size in zip(positions, self.strides, x.shape[1:], strict=False)]
-        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, m, 0) for m in missing), (0, 0, 0)])
-        split = [length for pair in zip(positions, self.strides, strict=True) for length in pair]
-        x = x.reshape(x.shape[0], *split, x.shape[-1])
-        inside = [slice(0, taps) for taps in self.window]
-        x = x[(slice(None), *(part for taps in inside for part in (slice(None), taps)))]
-        x = jnp.transpose(x, (0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2), 2 * count + 1))
-        return x.reshape(*x.shape[: count + 1], -1)
-
-    def placed(self, found: Array) -> Array:
-        """The results in the type and the order of dimensions that the operation has."""
-        return jnp.transpose(found.astype(self.dtype), _back(library_orders(self.numbers)[2]))

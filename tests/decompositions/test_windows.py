@@ -237,10 +237,10 @@ def test_gradients_of_weights_of_each_example_are_products(window, strides, dila
         return jnp.sum(jnp.tanh(found))
 
     gradient = jax.make_jaxpr(jax.vmap(jax.grad(summed), (None if shared else 0, 0)))(kernel, examples)
-    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.few_positions(e)]
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.of_examples(e)]
     assert eqn.params["feature_group_count"] == 4
     same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
-         rule=windows.few_positions)  # fmt: skip
+         rule=windows.of_examples)  # fmt: skip
 
 
 def test_convolutions_of_groups_with_short_windows_stay():
@@ -249,7 +249,7 @@ def test_convolutions_of_groups_with_short_windows_stay():
             x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
         )
     )(drawn((2, 8, 8, 6)), drawn((3, 3, 3, 8))).eqns
-    assert windows.few_positions(eqn) is None
+    assert windows.of_examples(eqn) is None
 
 
 def test_few_positions_where_windows_lie_beside_the_image():
