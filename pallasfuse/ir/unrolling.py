@@ -77,17 +77,17 @@ def unrollable(program: TileProgram) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def written_out(program: TileProgram) -> Unrolled:
+def switched(program: TileProgram) -> Unrolled:
     """Returns the program with its short axes written out and its late folds, as its switches say."""
-    return _written_out(program)
+    return _switched(program)
 
 
-def _found(program: TileProgram) -> Unrolled:
+def _as_switches_say(program: TileProgram) -> Unrolled:
     own = unroll(program, program.unrolled)
     return replace(own, program=fold_late(own.program)) if program.late else own
 
 
-_written_out = Recent(_found)
+_switched = Recent(_as_switches_say)
 
 
 def unroll(program: TileProgram, axes: Collection[Axis]) -> Unrolled:

@@ -187,6 +187,7 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
         _turned(eqn, of_weights=of_weights), lies_otherwise(eqn), max(1, met * of_channels),
+        of_weights and params["feature_group_count"] > 1 == params["batch_group_count"],
     )  # fmt: skip
 
 

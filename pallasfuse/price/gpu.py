@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.unrolling import switched
 from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
+from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.carried_state import is_reduced
 from pallasfuse.price.gpu_library import UNALIGNED_LOADS
@@ -107,9 +109,8 @@ def price(
 
 def _work(program: TileProgram, *, spreads: bool) -> BlockWork:
     """Returns the work of a block. Positions of an axis that is written out lie together in memory (`Access.one_by_one`)."""
-    if not program.unrolled and not program.late:
-        return examine(program, spreads=spreads)
-    work = examine(as_threads_run_it(program).program, spreads=spreads)
+    own = as_threads_run_it(program) if spreads else switched(program)
+    work = examine(own.program, spreads=spreads)
     if not program.unrolled:
         return work
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
@@ -185,18 +186,8 @@ def _one(
 
     scattered = sum(a.scattered(_SECTOR_BYTES) for w in works for a in w.accesses) * blocks
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
-    # what trips wait for is a term of its own
-    products = [
-        (replace(p, row_bytes=VECTOR_BYTES) if w.stages == 1 or w.waits else p, w.warps)
-        for w in works
-        for p in w.products
-        if emission.warpgroups or on_matrix_units(p)
-    ]
-    matrix_us = (
-        shares
-        * clock_us
-        * sum(matrix_clocks(p, warps, device, warpgroups=emission.warpgroups) for p, warps in products)
-    )
+    matrix_us = shares * clock_us * sum(_matrix_clocks(w, device, emission) for w in works)
+    multiplies = any(_by_matrix_units(w, emission) for w in works)
     operations = [w.operations for w in works]
     operands_us = staged = 0.0
     if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
@@ -269,12 +260,12 @@ def _one(
         busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
-    if by_warps and products and on_one == 1 and any(map(_stored_in_trips, works)):
+    if by_warps and multiplies and on_one == 1 and any(map(_stored_in_trips, works)):
         # nothing else runs while a trip turns its results for the stores
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
-    if by_warps and not products and any(map(_reduces_pieces, works)):
+    if by_warps and not multiplies and any(map(_reduces_pieces, works)):
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
-    if by_warps and products and not in_turn:
+    if by_warps and multiplies and not in_turn:
         # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]
         busy += _FILLING * (sum(every) - max(every)) / (on_one * max(1.0, works[0].trips))
@@ -284,6 +275,17 @@ def _one(
         first = min(1.0, processors * occupancy / blocks)
         busy += first * (_joined([t.us for t in (*moving, *computing)], _WAITING_ALONE) - busy)
     return Price(busy + copies_us + launch_us, (*moving, *computing, *others))
+
+
+def _matrix_clocks(work: BlockWork, device: Device, emission: Emission) -> float:
+    """Returns the clocks of a multiprocessor for the products of a block. What trips wait for is a term of its own."""
+    ahead = work.stages > 1 and not work.waits
+    products = _by_matrix_units(work, emission)
+    return sum(matrix_clocks(p, work.warps, device, warpgroups=emission.warpgroups, ahead=ahead) for p in products)
+
+
+def _by_matrix_units(work: BlockWork, emission: Emission) -> list[Product]:
+    return [p for p in work.products if emission.warpgroups or on_matrix_units(p)]
 
 
 def _joined(times: Sequence[float], overlap: float) -> float:

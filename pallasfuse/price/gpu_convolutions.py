@@ -38,8 +38,8 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
     """Returns the price of a convolution, or of a gradient of one, with what is copied around it."""
     if work.groups > 1 and work.columns < CHANNELS:
         return _channel_by_channel(work, device)
-    if work.groups > 1 and work.of_weights:
-        return _weights_of_groups(work, device)
+    if work.of_examples and work.groups >= _FEWEST_EXAMPLES:
+        return _weights_of_examples(work, device)
     work = work.without_padding()
     size = 4.0 if work.operand_dtype == "float32" else 2.0
     rate = matrix_rate(work.operand_dtype, device)
@@ -73,17 +73,18 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
 def _of_one_channel_us(work: Convolution) -> float:
     """Returns the least time of a convolution of images of one channel, or of the gradient of its weights; 0 for others."""
     if work.of_weights:
-        return 1e-6 * _GRADIENT_OF_ONE_US * work.summed * work.columns if work.images == 1 else 0.0
-    return 1e-6 * _ONE_CHANNEL_US * work.rows * work.columns if work.channels == 1 else 0.0
+        is_of_one = work.images == 1 < work.channels and work.positions >= _LONG_WINDOW
+        return 1e-6 * _GRADIENT_OF_ONE_US * work.summed * work.columns if is_of_one else 0.0
+    return 1e-6 * _ONE_CHANNEL_US * work.rows * min(work.columns, _MOST_OF_ONE) if work.channels == 1 else 0.0
 
 
-def _weights_of_groups(work: Convolution, device: Device) -> Price:
-    """Returns the price of gradients of weights of which each group, as each example of a batch, has its own.
+def _weights_of_examples(work: Convolution, device: Device) -> Price:
+    """Returns the price of gradients of weights of which each example of a batch has its own.
 
-    The library has a kernel that takes them position by position. Where images have many channels there is one for each group.
+    The library has a kernel that takes them position by position. Where images have many channels there is one for each example.
     """
     by_positions_us = 1e-6 * work.flops / _POSITIONS_TFLOP_S
-    each_us = _GROUP_US + 1e-6 * work.flops / work.groups / _GROUP_TFLOP_S
+    each_us = _EXAMPLE_US + 1e-6 * work.flops / work.groups / _EXAMPLE_TFLOP_S
     us = by_positions_us if work.images < _MANY_CHANNELS else work.groups * each_us
     term, one = Term("positions of each group", work.flops, "flop", us), launch(device)
     return Price(term.us + one.us, (term, one))
@@ -134,12 +135,16 @@ def _channel_by_channel(work: Convolution, device: Device) -> Price:
 
 _ONE_CHANNEL_US, _GRADIENT_OF_ONE_US = 5.5, 10.0
 """Images of one channel are convolved by kernels without matrix units, which take so long for a million results; and gradients of
-their weights for a million results of the convolution. (Six convolutions and the gradients of their weights on an H200: 0.7 to 1.3
-times the first, 0.7 to 1.4 times the second.)"""
-_POSITIONS_TFLOP_S, _MANY_CHANNELS, _GROUP_US, _GROUP_TFLOP_S = 0.9, 32, 10.0, 1.3
-"""The rate of a kernel for gradients of weights of each group; the channels from which on there is a kernel for each of them, and
-its time and rate. (14 such gradients of 32 to 1024 groups, of windows of 3 to 7 elements, on an H200: 0.4 to 1.7 times what was
-measured.)"""
+their weights for a million results of the convolution. (Eight of each, in both types, on an H200: 0.6 to 1.8 times what was
+measured, `xla_alone.py convolutions`.)"""
+_MOST_OF_ONE, _LONG_WINDOW = 32, 500
+"""The most results at a position, and the fewest positions whose results are summed, of those that were measured; more results are
+not counted, and fewer positions are no gradient of such images."""
+_FEWEST_EXAMPLES, _MANY_CHANNELS = 32, 32
+"""The fewest examples that were measured, and the channels from which on the library has a kernel for each of them."""
+_POSITIONS_TFLOP_S, _EXAMPLE_US, _EXAMPLE_TFLOP_S = 0.9, 10.0, 1.3
+"""The rate of the kernel for gradients of weights of all examples, and the time and the rate of one for each. (14 such gradients of
+64 to 1024 examples on an H200: 0.4 to 1.8 times what was measured, `xla_alone.py convolutions`.)"""
 # Channel by channel, found on an H100 with 17 convolutions and the gradients of both operands of each, in bfloat16 and float32.
 _SQUARE, _SQUARE_FLOAT32 = 0.21, 0.095
 """The library's kernels for square windows reach this share of the rate of the vector units."""

@@ -7,6 +7,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.price.block_products import Product
 from pallasfuse.resources.block import WARP
+from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _MATRIX_ROWS = 64
@@ -15,11 +16,12 @@ _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
 _UNEVEN = 0.42
-"""Products whose operands have rows that do not begin at multiples of `_WHOLE_ROW_BYTES` reach this part of `OF_LIBRARY`, if trips
-copy them ahead. XLA's kernels by Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
-_WHOLE_ROW_BYTES = 8
-"""Half types in pieces of so many bytes are multiplied as fast as in larger ones: attention of heads of 68 bfloat16 takes 23 us, of
-72 takes 22, and of 66 takes 1.8 times as long as of 68. (On an H200, with three stages.)"""
+"""Products whose operands have rows that do not begin at multiples of 16 bytes, or of `_WORDS` in half types, reach this part of
+`OF_LIBRARY`, if trips copy them ahead. XLA's kernels by Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
+_WORDS = 8
+"""Matrix units take half types that were copied in pieces of two words as fast as others: 16 times attention of 1024 rows of 68
+bfloat16 takes 22.6 and 26.6 us in tiles of 128 and of 64, of 72 24.6 in tiles of 64, and of 66 39.6 and 38.7. (On an H200. What is
+read from memory takes as long as in other short pieces.)"""
 _WARP_COLUMNS = 8
 """The columns of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -53,12 +55,12 @@ _ROUNDED_AT_ONCE = 0.5
 an H200: 1.03 of their time in the geometric mean, 1.25 without this.)"""
 
 
-def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -> float:
+def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool, ahead: bool) -> float:
     """Returns the clocks of a multiprocessor for the products of a block of so many warps, from the rate of the library's large
     ones.
 
-    Matrix units round float32 operands. Products that keep their bits are computed by threads, each of which reads the rows and the
-    columns of its results from shared memory.
+    ahead: trips copy operands of later ones. Matrix units round float32 operands. Products that keep their bits are computed by
+    threads, each of which reads the rows and the columns of its results from shared memory.
     """
     if p.precise and p.lhs_dtype in ("float32", "float64") and not warpgroups:
         results = max(1.0, p.rows * p.columns / (WARP * warps))
@@ -73,7 +75,8 @@ def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -
     of_others = OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
     share = _OF_LIBRARY_BY_WARPGROUPS if warpgroups else of_others
     share = share if wide else min(share, _OF_LIBRARY_NARROW)
-    share *= _UNEVEN if p.row_bytes < _WHOLE_ROW_BYTES and not warpgroups else 1.0
+    whole = _WORDS if dtypes.itemsize_bytes(p.lhs_dtype) == 2 else VECTOR_BYTES
+    share *= _UNEVEN if ahead and p.row_bytes < whole and not warpgroups else 1.0
     columns = math.ceil(p.columns / 8) * 8
     step = 32 if dtypes.itemsize_bytes(p.lhs_dtype) == 1 else 16
     summed = math.ceil(p.summed / step) * step

@@ -7,15 +7,17 @@ and 52, of 1001 30 and 6; products of 32 rows took up to 1.3 times as long with 
 what is added to scores must come ahead: with float32 of 1543 columns 119 and 520.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import itemsize_bytes
-from pallasfuse.ir.tile_program import Load, TileProgram
-from pallasfuse.ir.unrolling import Unrolled, written_out
-from pallasfuse.resources.padded_rows import loads_beside_products, padded_rows
+from pallasfuse.ir.expr import Read
+from pallasfuse.ir.statements import Statement, expressions, sources_of
+from pallasfuse.ir.tile_program import Contract, Load, TileProgram
+from pallasfuse.ir.unrolling import Unrolled, switched
+from pallasfuse.resources.padded_rows import bodies_with_products, padded_rows, row_of
 from pallasfuse.resources.thread_layouts import VECTOR_BYTES, run_of
 
 _LEAST_BYTES = 4
@@ -27,27 +29,43 @@ def as_threads_run_it(program: TileProgram) -> Unrolled:
     return _as_threads_run_it(program)
 
 
-def _found(program: TileProgram) -> Unrolled:
-    own = written_out(program)
-    if own.program.stages > 1 and _has_short_copies(own.program):
+def _with_its_stages(program: TileProgram) -> Unrolled:
+    own = switched(program)
+    if own.program.stages > 1 and _copies_short_pieces(own.program):
         return replace(own, program=replace(own.program, stages=1))
     return own
 
 
-_as_threads_run_it = Recent(_found)
+_as_threads_run_it = Recent(_with_its_stages)
 
 
-def _has_short_copies(program: TileProgram) -> bool:
-    """Would a trip copy an operand of a later product in pieces shorter than a thread moves at once?"""
-    padded = padded_rows(program)
-    operands = (
-        b for b in loads_beside_products(program.body, dict(program.tiles)) if b.as_it_is and not b.is_computed_with
-    )
-    return any(_is_short(b.load, b.tiles, is_padded=b.load.tensor in padded) for b in operands)
+def _copies_short_pieces(program: TileProgram) -> bool:
+    """Would trips copy operands of later products ahead in pieces shorter than a thread moves at once, and nothing else?"""
+    padded, looked_up = padded_rows(program), {x.result.name for x in program.lookups}
+    found = False
+    for body, tiles in bodies_with_products(program.body, dict(program.tiles)):
+        operands, sources = _operands(body), sources_of(body, Contract)
+        for load in (s for s in body if isinstance(s, Load) and sum(tiles[a] > 1 for a in s.indices) > 1):
+            if load.name in sources and (load.name not in operands or load.tensor in looked_up):
+                return False
+            found |= load.name in operands and _is_short(load, tiles, is_padded=load.tensor in padded)
+    return found
+
+
+def _operands(body: Sequence[Statement]) -> frozenset[str]:
+    """Names what products read as it is, in its own type, and nothing else reads."""
+    multiplied: set[str] = set()
+    others: set[str] = set()
+    for s in body:
+        for root in expressions(s):
+            as_it_is = isinstance(s, Contract) and isinstance(root, Read)
+            (multiplied if as_it_is else others).update(root.tensors)
+    return frozenset(multiplied - others)
 
 
 def _is_short(load: Load, tiles: Mapping[Axis, int], *, is_padded: bool) -> bool:
-    size = itemsize_bytes(load.dtype)
-    if size < _LEAST_BYTES or sum(tiles[a] > 1 for a in load.indices) < 2:
+    """Are the pieces of a tile short whose rows lie in memory one after the other?"""
+    row, size = row_of(load.indices), itemsize_bytes(load.dtype)
+    if row is None or tiles[load.indices[row]] == 1 or size < _LEAST_BYTES:
         return False
     return size * run_of(load.indices, tiles.__getitem__, is_padded=is_padded) < VECTOR_BYTES

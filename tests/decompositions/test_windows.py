@@ -243,13 +243,31 @@ def test_gradients_of_weights_of_each_example_are_products(window, strides, dila
          rule=windows.of_examples)  # fmt: skip
 
 
-def test_convolutions_of_groups_with_short_windows_stay():
-    (eqn,) = jax.make_jaxpr(
-        lambda x, w: lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+@pytest.mark.parametrize(
+    ("images", "kernel", "is_written"),
+    [
+        ((2, 8, 8, 6), (7, 7, 3, 8), True),
+        ((2, 14, 14, 6), (7, 7, 3, 8), False),  # more results than a window has elements
+        ((2, 15, 15, 6), (8, 8, 3, 8), False),  # as many
+        ((2, 16, 16, 6), (9, 9, 3, 8), True),  # 64 windows
+        ((2, 17, 17, 6), (9, 9, 3, 8), False),  # too many
+        ((2, 8, 8, 6), (7, 7, 6, 8), False),  # one group
+        ((64, 128, 128, 64), (127, 127, 32, 8), False),  # windows of four gigabytes
+    ],
+)
+def test_few_long_windows_of_groups_are_one_product(images, kernel, is_written):
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=images[-1] // kernel[-2],
         )
-    )(drawn((2, 8, 8, 6)), drawn((3, 3, 3, 8))).eqns
-    assert windows.of_examples(eqn) is None
+
+    (eqn,) = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(s, "float32") for s in (images, kernel))).eqns
+    assert (windows.of_examples(eqn) is not None) == is_written
 
 
 def test_few_positions_where_windows_lie_beside_the_image():

@@ -9,7 +9,7 @@ import pallasfuse as pf
 from pallasfuse.ir.late_folds import MOST_OF_ONE, fold_late
 from pallasfuse.ir.statements import Loop, Reduce, every
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.ir.unrolling import written_out
+from pallasfuse.ir.unrolling import switched
 
 ROWS, COLUMNS = 8, 5000
 
@@ -131,4 +131,4 @@ def test_a_program_without_late_folds_stays_the_same_object():
     """What is remembered of it is found again."""
     (program,) = programs(sums, tiles=(("i", 8), ("j", 4096)))
     assert fold_late(program) is program
-    assert written_out(program) is written_out(program)
+    assert switched(program) is switched(program)
