@@ -69,6 +69,9 @@ OF_EACH_LAW_ON_AN_H200 = {
         ("uneven by columns 4x64x2048 4x2048x1081 float32", "i:1 l:64 (k:64), split into 3 parts"),
         ("uneven twice 4x1081x1081 13x4x1081 13x4x1081 float32", "i:1 j:64 (k:64)"),
     ],
+    "half types in pieces of two words are multiplied as fast as others": [
+        ("uneven attention 16x1024x68 16x1024x68 16x1024x68 bfloat16", "i:1 j:128 (m:128)"),
+    ],
     "products of single warps have operands in their registers": [
         ("short to float32 147456x32 32x192 float32", "i:32 (j:32)"),
         ("short to int32 147456x32 32x192 int8", "i:32 (j:32)"),

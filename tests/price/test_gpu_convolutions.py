@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax import lax
 
 from benchmarks.xla_alone import convolutions
 from pallasfuse import device
@@ -27,6 +28,32 @@ def test_what_was_measured_is_foretold(label):
     """All but one within a factor of 1.8: 5 x 5 weights of 384 examples in float32 take 2.6 times their price."""
     least = 0.35 if label == "convolutions apart 5 x 5 1x28x28x384 float32" else 0.55
     assert least < price_us(CASES[label].function, CASES[label].structs) / MEASURED[label] < 1.8
+
+
+def convolved(images, kernel, groups=1, padding="VALID"):
+    """The price of a convolution in bfloat16."""
+
+    def run(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=numbers, feature_group_count=groups)
+
+    return price_us(run, [jax.ShapeDtypeStruct(s, "bfloat16") for s in (images, kernel)])
+
+
+def test_one_image_is_no_image_of_one_channel():
+    """A window as large as the image is a dense layer, of one image as of two."""
+    assert convolved((1, 7, 7, 512), (7, 7, 512, 4096)) < convolved((2, 7, 7, 512), (7, 7, 512, 4096))
+
+
+def test_results_of_one_channel_count_as_far_as_they_were_measured():
+    few, more = (convolved((64, 128, 128, 1), (3, 3, 1, n), padding="SAME") for n in (32, 64))
+    assert few < more < 1.5 * few
+
+
+def test_few_groups_are_no_examples():
+    """Of 32 examples and more there are measurements."""
+    few, many = (convolved((16, 16, 16, n), (14, 14, 1, 16 * n), n) for n in (16, 32))
+    assert 4 * few < many
 
 
 @pytest.mark.parametrize("label", [label for label in CASES if " apart " in label])

@@ -95,6 +95,7 @@ def stages(function, arguments):
         (attended, beside(1025), STAGES),  # what is added to scores comes ahead
         (attended, beside(1025, 33), STAGES),
         (attended_alone, heads(1024, 33), 1),
+        (attended, (*heads(1024, 33), jax.ShapeDtypeStruct((1024,), "float32")), 1),  # a vector is little
         (attended_alone, heads(1024, 36), STAGES),
         (beside_itself, operands(1025, "float32"), STAGES),
         (rounded, operands(1025, "float32"), STAGES),
