@@ -89,6 +89,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.convolution,
             windows.few_positions,
             windows.by_channel,
+            windows.by_features,
             windows.of_slices,
         ),
         "dot_general": (products.product,),

@@ -19,7 +19,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
 from pallasfuse.decompositions.ordered_convolution import OrderedConvolution, back
 from pallasfuse.decompositions.writing import wide
-from pallasfuse.jaxpr_frontend.plain_work import library_orders, lies_otherwise
+from pallasfuse.jaxpr_frontend.plain_work import is_of_a_library, library_orders, lies_otherwise
 
 Array = Any
 
@@ -112,14 +112,10 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     loops and branches, where it computes such convolutions product by product. Sums are in another order then.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    weights = _compat.shape_of(eqn.invars[1])
-    products = math.prod(_compat.shape_of(eqn.outvars[0])) * math.prod(weights) // max(1, weights[numbers.rhs_spec[0]])
-    if not lies_otherwise(eqn) or products < _FEWEST_PRODUCTS or params.get("out_sharding") is not None:
+    if not lies_otherwise(eqn) or _products(eqn) < _FEWEST_PRODUCTS or params.get("out_sharding") is not None:
         return None
     images_order, weights_order, results_order = library_orders(numbers)
-    last = len(images_order) - 1
-    own = (0, last, *range(1, last))
-    ordered = lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
+    ordered = _in_order_of_library(len(images_order))
 
     def run(images: Array, kernel: Array) -> list[Array]:
         x, w = lax.transpose(images, images_order), lax.transpose(kernel, weights_order)
@@ -127,6 +123,46 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [lax.transpose(found[0], back(results_order))]
 
     return run
+
+
+def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution whose images are groups as one whose channels are, in the order of XLA's library.
+
+    So gradients of grouped convolutions are written, and those of tasks that each have weights of their own. XLA's CPU backend has
+    no library for them. None for others, and for small ones.
+    """
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    groups, (batch, *_) = params["batch_group_count"], numbers.lhs_spec
+    if groups == 1 or not is_of_a_library(eqn) or _products(eqn) < _FEWEST_PRODUCTS:
+        return None
+    if params.get("out_sharding") is not None or _compat.shape_of(eqn.invars[0])[batch] < groups:
+        return None
+    images_order, weights_order, results_order = library_orders(numbers)
+    ordered = _in_order_of_library(len(images_order))
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        x = lax.transpose(images, images_order)
+        x = jnp.moveaxis(x.reshape(groups, -1, *x.shape[1:]), 0, -2)
+        x = x.reshape(*x.shape[:-2], groups * x.shape[-1])
+        own = {**params, "dimension_numbers": ordered, "batch_group_count": 1, "feature_group_count": groups}
+        found = _compat.bind(_compat.with_params(eqn, own), [x, lax.transpose(kernel, weights_order)])
+        return [lax.transpose(found[0], back(results_order))]
+
+    return run
+
+
+def _products(eqn: JaxprEqn) -> int:
+    """Counts the products of a convolution."""
+    weights = _compat.shape_of(eqn.invars[1])
+    results: int = weights[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return math.prod(_compat.shape_of(eqn.outvars[0])) * (math.prod(weights) // max(1, results))
+
+
+def _in_order_of_library(rank: int) -> Any:
+    """Returns the numbers of dimensions of a convolution in the order of XLA's CPU library."""
+    last = rank - 1
+    own = (0, last, *range(1, last))
+    return lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
 
 
 def evened(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -47,6 +47,8 @@ class Convolution:
     """Does XLA's CPU backend have a library for it that wants its dimensions in another order?"""
     met: int = 0
     """The elements that are summed as far as a window can lie in an image, and not in its padding; 0 where nobody knows."""
+    images_are_groups: bool = False
+    """Its groups are of images, each of which has results of its own."""
     of_examples: bool = False
     """Its groups are of features, and have windows with more elements than results: each has a gradient of weights of its own."""
 

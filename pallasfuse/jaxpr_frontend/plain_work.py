@@ -187,7 +187,7 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
         _turned(eqn, of_weights=of_weights), lies_otherwise(eqn), max(1, met * of_channels),
-        of_weights and params["feature_group_count"] > 1 == params["batch_group_count"],
+        params["batch_group_count"] > 1, of_weights and params["feature_group_count"] > 1 == params["batch_group_count"],
     )  # fmt: skip
 
 
@@ -208,9 +208,13 @@ def library_orders(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tupl
 
 def lies_otherwise(eqn: JaxprEqn) -> bool:
     """Does XLA's CPU backend have a library for a convolution, if only its dimensions lay in another order?"""
-    numbers, types = eqn.params["dimension_numbers"], {dtype_of(a) for a in (*eqn.invars, *eqn.outvars)}
-    is_in_order = all(list(order) == sorted(order) for order in library_orders(numbers))
-    return not is_in_order and types <= _OF_A_LIBRARY and eqn.params["batch_group_count"] == 1
+    is_in_order = all(list(order) == sorted(order) for order in library_orders(eqn.params["dimension_numbers"]))
+    return not is_in_order and is_of_a_library(eqn) and eqn.params["batch_group_count"] == 1
+
+
+def is_of_a_library(eqn: JaxprEqn) -> bool:
+    """Does XLA's CPU backend have a library for convolutions of such types?"""
+    return {dtype_of(a) for a in (*eqn.invars, *eqn.outvars)} <= _OF_A_LIBRARY
 
 
 def _met(window: int, length: int, apart: int, holes: int) -> int:

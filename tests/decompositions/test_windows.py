@@ -244,6 +244,52 @@ def test_gradients_of_weights_of_each_example_are_products(window, strides, dila
 
 
 @pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "numbers"),
+    [
+        ((3, 2), (1, 1), (1, 1), "VALID", ("NHWC", "HWIO", "NHWC")),
+        ((3, 3), (2, 1), (1, 1), "SAME", ("NCHW", "OIHW", "NCHW")),
+        ((2, 3), (1, 1), (1, 2), "SAME", ("HWNC", "IHWO", "CNHW")),
+        ((4,), (2,), (1,), ((1, 2),), ("NWC", "WIO", "NWC")),
+    ],
+)
+def test_gradients_of_grouped_convolutions_have_groups_of_features(window, strides, dilated, padding, numbers):
+    """Of the weights of three groups of four channels, each with two results."""
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 4, "O": 6}.get(d) or dims[d] for d in numbers[1]], seed=1)
+    images = drawn([{"N": 5, "C": 12}.get(d) or (17 if len(window) > 1 else 200) for d in numbers[0]])
+
+    def convolved(w):
+        return lax.conv_general_dilated(
+            images, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers, feature_group_count=3
+        )
+
+    gradient = jax.make_jaxpr(lambda g: jax.vjp(convolved, kernel)[1](g)[0])(convolved(kernel))
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.by_features(e)]
+    assert eqn.params["batch_group_count"] == 3
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.by_features)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("side", "dtype", "groups", "is_written"),
+    [
+        (32, "float32", 2, True),
+        (32, "float32", 1, False),
+        (2, "float32", 2, False),  # few products
+        (32, "int32", 2, False),  # of no library
+    ],
+)
+def test_images_are_groups_of_features(side, dtype, groups, is_written):
+    def run(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, batch_group_count=groups)
+
+    structs = jax.ShapeDtypeStruct((4, side, side, 3), dtype), jax.ShapeDtypeStruct((3, 3, 3, 4), dtype)
+    (eqn,) = jax.make_jaxpr(run)(*structs).eqns
+    assert (windows.by_features(eqn) is not None) == is_written
+
+
+@pytest.mark.parametrize(
     ("images", "kernel", "is_written"),
     [
         ((2, 8, 8, 6), (7, 7, 3, 8), True),
