@@ -3,8 +3,9 @@
 XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel
 is a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. It
 writes out the holes of windows as zeros, which its libraries multiply, beside padding that differs at both ends; and they do
-not see that windows that do not overlap are rows of one product. The order of sums changes, and a sum of nothing but minus
-zeros keeps its sign.
+not see that windows that do not overlap are rows of one product, nor that long ones at a few positions are. Some only have their
+dimensions, or their groups, where its library has them. The order of sums changes, and a sum of nothing but minus zeros keeps its
+sign.
 """
 
 import itertools
@@ -112,7 +113,12 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     loops and branches, where it computes such convolutions product by product. Sums are in another order then.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    if not lies_otherwise(eqn) or _products(eqn) < _FEWEST_PRODUCTS or params.get("out_sharding") is not None:
+    if (
+        _is_misread(eqn)
+        or not lies_otherwise(eqn)
+        or _products(eqn) < _FEWEST_PRODUCTS
+        or params.get("out_sharding") is not None
+    ):
         return None
     images_order, weights_order, results_order = library_orders(numbers)
     ordered = _in_order_of_library(len(images_order))
@@ -133,7 +139,7 @@ def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     groups, (batch, *_) = params["batch_group_count"], numbers.lhs_spec
-    if groups == 1 or not is_of_a_library(eqn) or _products(eqn) < _FEWEST_PRODUCTS:
+    if groups == 1 or _is_misread(eqn) or not is_of_a_library(eqn) or _products(eqn) < _FEWEST_PRODUCTS:
         return None
     if params.get("out_sharding") is not None or _compat.shape_of(eqn.invars[0])[batch] < groups:
         return None
@@ -149,6 +155,12 @@ def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [lax.transpose(found[0], back(results_order))]
 
     return run
+
+
+def _is_misread(eqn: JaxprEqn) -> bool:
+    """Does XLA's CPU library read beside the images? It does where padding takes elements away at the low end of a dimension and
+    adds some at the high end (JAX 0.11.2: other numbers each time, or the end of the process)."""
+    return any(low < 0 < high for low, high in eqn.params["padding"])
 
 
 def _products(eqn: JaxprEqn) -> int:
@@ -342,7 +354,7 @@ def of_slices(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     A CPU's library copies windows of three dimensions one element after the other, on one core.
     """
     of = OrderedConvolution.of(eqn)
-    if of is None or len(of.window) != 3:
+    if of is None or len(of.window) != 3 or _is_misread(eqn):
         return None
     params, (_, _, first, *_) = eqn.params, of.numbers.out_spec
     taps, step, stride = of.window[0], of.dilated[0], of.strides[0]

@@ -125,14 +125,14 @@ _POSITION_NS, _ELEMENT_NS = 8.0, 1.1
 _ONE_BY_ONE_NS = 0.2
 """An operation of a convolution that no library computes takes so long, on one core: a product and its addition are two. (Three of
 them, 2026-11-29: 0.2 with channels second, 0.13 with zeros between the elements, 1.1 of a gradient of weights; four whose images
-are groups take 0.56 to 1.8.)"""
+are groups take 0.56 to 1.8, more than their price.)"""
 
 
 def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     """Returns the price of windows copied to rows and a product of these on all cores, or of windows one channel after the other.
 
     XLA brings the dimensions of convolutions into the order of its library, but for those in loops and branches: these it computes
-    one product after the other, and all whose images are groups.
+    one product after the other, and those whose images are groups of several results.
     """
     alone = Term("products one by one", work.flops, "flop", 1e-3 * _ONE_BY_ONE_NS * work.flops)
     if device.in_body and work.lies_otherwise:

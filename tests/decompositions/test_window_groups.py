@@ -1,0 +1,130 @@
+"""Convolutions of groups, of channels and of images, written as products and with their groups elsewhere, against XLA's own."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse.decompositions import windows
+from tests.decompositions.test_windows import drawn, same
+
+
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "numbers"),
+    [
+        ((3, 2), (1, 1), (1, 1), "VALID", ("NHWC", "HWIO", "NHWC")),
+        ((3, 3), (2, 1), (1, 1), "SAME", ("NCHW", "OIHW", "NCHW")),
+        ((2, 3), (1, 1), (1, 2), "SAME", ("HWNC", "IHWO", "CNHW")),
+        ((4,), (2,), (1,), ((1, 2),), ("NWC", "WIO", "NWC")),
+        ((2, 2, 2), (1, 1, 1), (1, 1, 1), "VALID", ("NDHWC", "DHWIO", "NDHWC")),
+    ],
+)
+@pytest.mark.parametrize("shared", [True, False], ids=["one kernel", "a kernel each"])
+def test_gradients_of_weights_of_each_example_are_products(window, strides, dilated, padding, numbers, shared):
+    """Each of the examples is a batch of two images; they share the weights, or have their own."""
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([*([] if shared else [4]), *({"I": 3, "O": 5}.get(d) or dims[d] for d in numbers[1])], seed=1)
+    examples = drawn([4, *({"N": 2, "C": 3}.get(d) or 9 for d in numbers[0])])
+
+    def summed(w, x):
+        found = lax.conv_general_dilated(x, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers)
+        return jnp.sum(jnp.tanh(found))
+
+    gradient = jax.make_jaxpr(jax.vmap(jax.grad(summed), (None if shared else 0, 0)))(kernel, examples)
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.of_examples(e)]
+    assert eqn.params["feature_group_count"] == 4
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.of_examples)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "numbers"),
+    [
+        ((3, 2), (1, 1), (1, 1), "VALID", ("NHWC", "HWIO", "NHWC")),
+        ((3, 3), (2, 1), (1, 1), "SAME", ("NCHW", "OIHW", "NCHW")),
+        ((2, 3), (1, 1), (1, 2), "SAME", ("HWNC", "IHWO", "CNHW")),
+        ((4,), (2,), (1,), ((1, 2),), ("NWC", "WIO", "NWC")),
+    ],
+)
+def test_gradients_of_grouped_convolutions_have_groups_of_features(window, strides, dilated, padding, numbers):
+    """Of the weights of three groups of four channels, each with two results."""
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 4, "O": 6}.get(d) or dims[d] for d in numbers[1]], seed=1)
+    images = drawn([{"N": 5, "C": 12}.get(d) or (17 if len(window) > 1 else 200) for d in numbers[0]])
+
+    def convolved(w):
+        return lax.conv_general_dilated(
+            images, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers, feature_group_count=3
+        )
+
+    gradient = jax.make_jaxpr(lambda g: jax.vjp(convolved, kernel)[1](g)[0])(convolved(kernel))
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.by_features(e)]
+    assert eqn.params["batch_group_count"] == 3
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.by_features)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("side", "dtype", "groups", "is_written"),
+    [
+        (32, "float32", 2, True),
+        (32, "float32", 1, False),
+        (2, "float32", 2, False),  # few products
+        (32, "int32", 2, False),  # of no library
+    ],
+)
+def test_images_are_groups_of_features(side, dtype, groups, is_written):
+    def run(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, batch_group_count=groups)
+
+    structs = jax.ShapeDtypeStruct((4, side, side, 3), dtype), jax.ShapeDtypeStruct((3, 3, 3, 4), dtype)
+    (eqn,) = jax.make_jaxpr(run)(*structs).eqns
+    assert (windows.by_features(eqn) is not None) == is_written
+
+
+@pytest.mark.parametrize(
+    ("padding", "is_right"), [(((-1, 1), (0, 0)), False), (((-1, 0), (2, -1)), True), (((1, 2), (0, 0)), True)]
+)
+def test_what_the_library_misreads_stays(padding, is_right):
+    """With such padding XLA's CPU library reads beside the images; what it computes without a library is right."""
+
+    def run(x, w, numbers=("NHWC", "HWIO", "NHWC"), groups=2):
+        return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=numbers, batch_group_count=groups)
+
+    x, w = drawn((4, 30, 40, 8)), drawn((3, 3, 8, 4), seed=1)
+    (eqn,) = jax.make_jaxpr(run)(x, w).eqns
+    assert (windows.by_features(eqn) is not None) == is_right
+    if is_right:
+        same(run, x, w, rule=windows.by_features)
+    turned = jax.make_jaxpr(lambda x, w: run(x, w, ("NCHW", "HWIO", "NHWC"), 1))(jnp.moveaxis(x, -1, 1), w).eqns[0]
+    assert (windows.in_order(turned) is not None) == is_right
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "is_written"),
+    [
+        ((2, 8, 8, 6), (7, 7, 3, 8), True),
+        ((2, 14, 14, 6), (7, 7, 3, 8), False),  # more results than a window has elements
+        ((2, 15, 15, 6), (8, 8, 3, 8), False),  # as many
+        ((2, 16, 16, 6), (9, 9, 3, 8), True),  # 64 windows
+        ((2, 17, 17, 6), (9, 9, 3, 8), False),  # too many
+        ((2, 8, 8, 6), (7, 7, 6, 8), False),  # one group
+        ((64, 128, 128, 64), (127, 127, 32, 8), False),  # windows of four gigabytes
+    ],
+)
+def test_few_long_windows_of_groups_are_one_product(images, kernel, is_written):
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=images[-1] // kernel[-2],
+        )
+
+    (eqn,) = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(s, "float32") for s in (images, kernel))).eqns
+    assert (windows.of_examples(eqn) is not None) == is_written
