@@ -78,11 +78,10 @@ class OrderedConvolution:
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:
-        """The images with their channels last, and with the zeros at their ends."""
+        """The images with their channels last, and with the zeros at their ends and between their elements."""
         x = jnp.transpose(images, library_orders(self.numbers)[0])
-        return lax.pad(
-            x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in self.padding), (0, 0, 0)]
-        )
+        edges = ((low, high, step - 1) for (low, high), step in zip(self.padding, self.between, strict=True))
+        return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
 
     def weights(self, kernel: Array) -> Array:
         return jnp.transpose(kernel, library_orders(self.numbers)[1])
@@ -110,6 +109,12 @@ class OrderedConvolution:
         """Counts the windows along each dimension of padded images."""
         sizes = zip(x.shape[1:], self.window, self.dilated, self.strides, strict=False)
         return [(n - (taps - 1) * d - 1) // s + 1 for n, taps, d, s in sizes]
+
+    def window_at(self, x: Array, position: Sequence[int]) -> Array:
+        """The elements that the window at a position looks at, of all padded images."""
+        first = [p * s for p, s in zip(position, self.strides, strict=True)]
+        last = [f + (n - 1) * d + 1 for f, n, d in zip(first, self.window, self.dilated, strict=True)]
+        return lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.dilated, 1])
 
     def shifted(self, x: Array, taps: Sequence[int], positions: Sequence[int]) -> Array:
         """One element of every window of padded images: that at `taps`."""

@@ -132,7 +132,7 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution whose images are groups as one whose channels are, in the order of XLA's library.
+    """Writes a convolution whose images are groups as one whose channels are, in the order of XLA's library.
 
     So gradients of grouped convolutions are written, and those of tasks that each have weights of their own. XLA's CPU backend has
     no library for them. None for others, and for small ones.
@@ -279,68 +279,33 @@ _MOST_WINDOWS, _MOST_WINDOW_BYTES = 64, 1 << 28
 
 
 def of_examples(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution of groups, with long windows at a few positions, as one product of matrices for each group.
+    """Writes a convolution of groups, with long windows at a few positions, as one product of matrices for each group.
 
-    So the gradient of weights is written of which each example of a batch has its own. None elsewhere, and where the windows beside
-    each other would take much memory.
+    So the gradient of weights is written of which each example of a batch has its own. None for others, and where the windows
+    beside each other would take much memory.
     """
     of = OrderedConvolution.of(eqn, zeros_between=True)
     if of is None or of.groups == 1 or not of.has_one_type:
         return None
-    params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
-    results, channels, *window = of.numbers.rhs_spec
-    shape = _compat.shape_of(eqn.invars[0])
+    params, taps = eqn.params, math.prod(of.window)
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
-    windows = math.prod(counts)
-    looked_at = shape[batch] * shape[feature] * math.prod(of.window) * jnp.dtype(of.dtype).itemsize
-    if not 1 <= windows <= min(_MOST_WINDOWS, math.prod(of.window) - 1) or windows * looked_at > _MOST_WINDOW_BYTES:
+    positions, images = math.prod(counts), _compat.shape_of(eqn.invars[0])[of.numbers.lhs_spec[0]]
+    elements = positions * images * taps * of.groups * of.channels
+    if not 1 <= positions <= min(_MOST_WINDOWS, taps - 1) or elements * of.dtype.itemsize > _MOST_WINDOW_BYTES:
         return None
-    split = _split(feature, len(shape)), _split(results, len(shape))
-
-    def beside_each_other(images: Array) -> Array:
-        """All windows of the images, one after the other along a new first dimension."""
-        edges = [(0, 0, 0)] * images.ndim
-        for n, axis in enumerate(spatial):
-            edges[axis] = (*of.padding[n], of.between[n] - 1)
-        padded = lax.pad(images, jnp.zeros((), images.dtype), edges)
-        found = []
-        for position in itertools.product(*map(range, counts)):
-            part = padded
-            for n, axis in enumerate(spatial):
-                start = position[n] * of.strides[n]
-                stop = start + (of.window[n] - 1) * of.dilated[n] + 1
-                part = lax.slice_in_dim(part, start, stop, of.dilated[n], axis=axis)
-            found.append(part)
-        return jnp.stack(found)
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        its, own = split
-        x = beside_each_other(images)
-        x = x.reshape(windows, *_in_groups(x.shape[1:], feature, of.groups))
-        w = kernel.reshape(_in_groups(kernel.shape, results, of.groups))
-        # in the order in which the images lie
-        pairs = zip(
-            (its[feature] + 1, *(its[d] for d in spatial)), (own[channels], *(own[d] for d in window)), strict=True
-        )
-        of_images, of_kernel = zip(*sorted((1 + i, k) for i, k in pairs), strict=True)
+        x, w = of.padded(images), of.weights(kernel)
+        windows = jnp.stack([of.window_at(x, p) for p in itertools.product(*map(range, counts))])
         found = lax.dot_general(
-            x, w, ((of_images, of_kernel), ((1 + its[feature],), (own[results],))), precision=params["precision"],
-            preferred_element_type=params["preferred_element_type"],
+            windows.reshape(positions, x.shape[0], taps, of.groups, of.channels),
+            w.reshape(taps, of.channels, of.groups, -1), (((2, 4), (0, 1)), ((3,), (2,))),
+            precision=params["precision"], preferred_element_type=params["preferred_element_type"],
         )  # fmt: skip
-        found = jnp.transpose(found, (2, 1, 0, 3))  # from group, window, image and result of a group
-        return [of.placed(found.reshape(shape[batch], *counts, of.results))]
+        found = jnp.transpose(found, (2, 1, 0, 3))  # from groups, positions, images, and the results of a group
+        return [of.placed(found.reshape(x.shape[0], *counts, of.results))]
 
     return run
-
-
-def _in_groups(shape: Sequence[int], axis: int, groups: int) -> tuple[int, ...]:
-    """Returns a shape whose dimension `axis` is two: the groups, and what each has of it."""
-    return (*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
-
-
-def _split(axis: int, rank: int) -> list[int]:
-    """Returns where the dimensions are once `axis` is two: for that one, the first of both."""
-    return [n + (n > axis) for n in range(rank)]
 
 
 _MOST_SLICES = 16
