@@ -90,6 +90,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.few_positions,
             windows.by_channel,
             windows.by_features,
+            windows.each_group,
             windows.of_slices,
         ),
         "dot_general": (products.product,),

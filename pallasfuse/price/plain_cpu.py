@@ -128,6 +128,11 @@ them, 2026-11-29: 0.2 with channels second, 0.13 with zeros between the elements
 are groups take 0.56 to 1.8, more than their price.)"""
 
 
+_OF_GROUPS = 2.2
+"""Groups of several channels take so much longer than as many convolutions by themselves are priced. (Eight of them on two cores,
+of 3 to 64 channels in 2 to 32 groups, 2026-11-29: 1.6 to 3.7 times.)"""
+
+
 def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     """Returns the price of windows copied to rows and a product of these on all cores, or of windows one channel after the other.
 
@@ -150,12 +155,14 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     done = work.flops * (
         work.apart if work.of_weights else 1
     )  # that of a transposed convolution multiplies the zeros, too
-    product = Term("products", done, "flop", done / (rate * device.library.get("convolution", 1.0)))
+    slower = _OF_GROUPS if work.groups > 1 and work.positions > 1 else 1.0
+    product = Term("products", done, "flop", slower * done / (rate * device.library.get("convolution", 1.0)))
     if work.positions == 1:
         return _priced(product, moved, device)
     windows, priced = float(work.groups * work.rows), _priced(product, moved, device)
     # positions along the last dimension lie side by side, with their channels
-    copied = _term("rows of windows", windows * max(1, work.positions // work.window[-1]), "patches_gop_s", device)
+    rows = windows * max(1, work.positions // work.window[-1])
+    copied = _term("rows of windows", slower * rows, "patches_gop_s", device)
     if len(work.window) == 3:
         us = 1e-3 * windows * (_POSITION_NS * work.positions + _ELEMENT_NS * work.summed)
         copied = Term("positions of windows", windows * work.positions, "", us)

@@ -128,3 +128,55 @@ def test_few_long_windows_of_groups_are_one_product(images, kernel, is_written):
 
     (eqn,) = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(s, "float32") for s in (images, kernel))).eqns
     assert (windows.of_examples(eqn) is not None) == is_written
+
+
+@pytest.mark.sampled(3, cover=())
+@pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "numbers", "dtype"),
+    [
+        ((3, 2), (1, 1), (1, 1), "VALID", ("NHWC", "HWIO", "NHWC"), "float32"),
+        ((3, 3), (2, 1), (1, 2), "SAME", ("NCHW", "OIHW", "NCHW"), "float32"),
+        ((2, 3), (1, 1), (1, 1), "SAME", ("HWNC", "IHWO", "CNHW"), "float16"),
+        ((4,), (2,), (1,), ((1, 2),), ("NWC", "WIO", "NWC"), "float32"),
+        ((2, 2, 2), (1, 1, 1), (1, 1, 1), "VALID", ("NDHWC", "DHWIO", "NDHWC"), "float32"),
+    ],
+)
+def test_each_group_of_channels_by_itself(window, strides, dilated, padding, numbers, dtype):
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 8, "O": 30}.get(d) or dims[d] for d in numbers[1]], dtype, seed=1)
+    images = drawn([{"N": 2, "C": 24}.get(d) or 7 for d in numbers[0]], dtype)
+
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers, feature_group_count=3
+        )
+
+    if dtype == "float32":
+        same(run, images, kernel, rule=windows.each_group)
+        return
+    (found,) = windows.each_group(jax.make_jaxpr(run)(images, kernel).eqns[0])(images, kernel)
+    assert found.dtype == jnp.float16
+    assert jnp.allclose(found, run(images, kernel), rtol=1e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "results", "groups", "padding", "is_written"),
+    [
+        (8, 8, 2, 1, True),
+        (8, 8, 32, 1, True),
+        (8, 8, 33, 1, False),  # many
+        (7, 8, 2, 1, False),  # of few channels
+        (8, 7, 2, 1, False),
+        (8, 8, 1, 1, False),
+        (8, 8, 2, -1, False),  # of which the library would read beside the images
+    ],
+)
+def test_few_groups_of_many_channels_are_apart(channels, results, groups, padding, is_written):
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,), [(padding, 1)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=groups
+        )
+
+    structs = [((2, 9, groups * channels), "float32"), ((3, channels, groups * results), "float32")]
+    (eqn,) = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*s) for s in structs)).eqns
+    assert (windows.each_group(eqn) is not None) == is_written
