@@ -7,6 +7,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.decompositions import windows
+from tests.decompositions.test_decomposer import decomposed
 from tests.decompositions.test_windows import drawn, same
 
 
@@ -180,3 +181,38 @@ def test_few_groups_of_many_channels_are_apart(channels, results, groups, paddin
     structs = [((2, 9, groups * channels), "float32"), ((3, channels, groups * results), "float32")]
     (eqn,) = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*s) for s in structs)).eqns
     assert (windows.each_group(eqn) is not None) == is_written
+
+
+def groups_left(made):
+    """The numbers of groups, of channels and of images, of the convolutions that are left."""
+    found = [e.params for e in made.jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    return {(p["feature_group_count"], p["batch_group_count"]) for p in found}
+
+
+def test_a_step_of_a_grouped_net_has_no_groups_of_images_left_on_a_cpu():
+    """The gradient of the weights has groups of channels in their place, the other convolutions none."""
+
+    def loss(w, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        found = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=4)
+        return jnp.sum(jnp.tanh(found / 20))
+
+    w, x = drawn((3, 3, 16, 64)), drawn((8, 28, 28, 64), seed=1)
+    plain = jax.make_jaxpr(jax.grad(loss, (0, 1)))(w, x)
+    assert groups_left(plain) == {(4, 1), (1, 4)}
+    made, changed = decomposed(jax.grad(loss, (0, 1)), w, x)
+    assert changed
+    assert groups_left(made) == {(4, 1), (1, 1)}
+
+
+def test_gradients_of_each_example_are_no_convolutions_on_a_gpu():
+    def loss(w, x):
+        found = lax.conv_general_dilated(x[None], w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(jnp.tanh(found / 20))
+
+    w, x = drawn((3, 3, 16, 32)), drawn((32, 16, 16, 16), seed=1)
+    gradients = jax.vmap(jax.grad(loss), (None, 0))
+    assert (32, 1) in groups_left(jax.make_jaxpr(gradients)(w, x))
+    made, changed = decomposed(gradients, w, x, device="gpu")
+    assert changed
+    assert groups_left(made) == {(1, 1)}
