@@ -113,7 +113,7 @@ def _wider(size: Size) -> Built:
     from flax import nnx
 
     b, t, n, d, depth, words = pick(
-        size, (4, 1024, 1280, 64, 10, 32000), (2, 96, 128, 16, 4, 2003), (1, 6, 16, 4, 2, 11)
+        size, (4, 1024, 1280, 64, 10, 32000), (2, 96, 128, 16, 10, 2003), (1, 6, 16, 4, 10, 11)
     )
     dtype = half(size)
     least, most, share = n // d // 2 // 4 * 4 or 2, n // d // 4 * 4 or 4, 4 if n // d >= 8 else 2

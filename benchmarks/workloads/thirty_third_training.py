@@ -21,7 +21,7 @@ def _stripes(size: Size) -> Built:
     import optax
     from flax import linen as nn
 
-    b, side, c, units, pool = pick(size, (4, 128, 64, 6, 48), (1, 32, 8, 2, 8), (1, 16, 2, 1, 3))
+    b, side, c, units, pool = pick(size, (4, 128, 64, 6, 48), (1, 32, 8, 6, 8), (1, 16, 2, 6, 3))
     dtype = half(size)
     optimiser = optax.adam(2e-4, b1=0.5)
 
@@ -123,7 +123,7 @@ def _branches(size: Size) -> Built:
     import optax
 
     b, sensors, inner, edge, w, depth = pick(
-        size, (256, 100, 128, 64, 128, 5), (24, 50, 32, 16, 48, 4), (2, 6, 3, 2, 4, 2)
+        size, (256, 100, 128, 64, 128, 5), (24, 50, 32, 16, 48, 5), (2, 6, 3, 2, 4, 5)
     )
     spread, react = 0.01, 0.01
     schedule = optax.exponential_decay(1e-3, 2000, 0.9)
@@ -254,7 +254,8 @@ def _springs(size: Size) -> Built:
         speed = jax.tree.map(lambda v, g: 0.9 * v + scale * g, speed, g)
         p = jax.tree.map(lambda a, v: a - 0.05 * v, p, speed)
         rest = jax.tree.map(lambda r, a: 0.99 * r + 0.01 * a, rest, p)
-        return p, rest, stiff, speed, jnp.stack([value, miss, norm, jnp.mean(right)])
+        arrays_of = [jax.tree.leaves(tree) for tree in (p, rest, stiff, speed)]
+        return arrays_of, jnp.stack([value, miss, norm, jnp.mean(right)])
 
     def small_of(scale):
         return jax.tree.map(lambda s: normal(*s.shape, scale=scale), arrays)
