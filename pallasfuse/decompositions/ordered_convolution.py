@@ -78,7 +78,7 @@ class OrderedConvolution:
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:
-        """The images with their channels last, and with the zeros at their ends and between their elements."""
+        """Returns the images with their channels last, and with the zeros at their ends and between their elements."""
         x = jnp.transpose(images, library_orders(self.numbers)[0])
         edges = ((low, high, step - 1) for (low, high), step in zip(self.padding, self.between, strict=True))
         return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
@@ -87,8 +87,8 @@ class OrderedConvolution:
         return jnp.transpose(kernel, library_orders(self.numbers)[1])
 
     def meeting(self, dimension: int, position: int, extent: int) -> tuple[range, range]:
-        """The elements of an image along a dimension that a window at a position looks at, and those of the window that look at
-        them, in the same order.
+        """Returns the elements of an image along a dimension that a window at a position looks at, and those of the window that
+        look at them, in the same order.
 
         Tap t is at t * dilated + position * stride - padding, where an image of so many elements has one in `between`.
         """
@@ -111,13 +111,13 @@ class OrderedConvolution:
         return [(n - (taps - 1) * d - 1) // s + 1 for n, taps, d, s in sizes]
 
     def window_at(self, x: Array, position: Sequence[int]) -> Array:
-        """The elements that the window at a position looks at, of all padded images."""
+        """Returns the elements that the window at a position looks at, of all padded images."""
         first = [p * s for p, s in zip(position, self.strides, strict=True)]
         last = [f + (n - 1) * d + 1 for f, n, d in zip(first, self.window, self.dilated, strict=True)]
         return lax.slice(x, [0, *first, 0], [x.shape[0], *last, x.shape[-1]], [1, *self.dilated, 1])
 
     def shifted(self, x: Array, taps: Sequence[int], positions: Sequence[int]) -> Array:
-        """One element of every window of padded images: that at `taps`."""
+        """Returns one element of every window of padded images: that at `taps`."""
         first = [t * d for t, d in zip(taps, self.dilated, strict=True)]
         last = [f + (n - 1) * s + 1 for f, n, s in zip(first, positions, self.strides, strict=True)]
         behind = x.shape[1 + len(first) :]
@@ -126,7 +126,7 @@ class OrderedConvolution:
         )
 
     def cut(self, x: Array, positions: Sequence[int]) -> Array:
-        """Windows that do not overlap, each with its elements as the last dimension."""
+        """Returns windows that do not overlap, each with its elements as the last dimension."""
         count = len(positions)
         missing = [n * s - size for n, s, size in zip(positions, self.strides, x.shape[1:], strict=False)]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, m, 0) for m in missing), (0, 0, 0)])
@@ -138,5 +138,5 @@ class OrderedConvolution:
         return x.reshape(*x.shape[: count + 1], -1)
 
     def placed(self, found: Array) -> Array:
-        """The results in the type and the order of dimensions that the operation has."""
+        """Returns the results in the type and the order of dimensions that the operation has."""
         return jnp.transpose(found.astype(self.dtype), back(library_orders(self.numbers)[2]))
