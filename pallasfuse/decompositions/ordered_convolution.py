@@ -41,13 +41,6 @@ class OrderedConvolution:
     dtype: Any
     summed: Any
     """The type in which products are summed up."""
-    has_one_type: bool
-    """Both operands have one type."""
-
-    @property
-    def is_of_matrices(self) -> bool:
-        """Is it one product of matrices, of one type, for each position?"""
-        return self.groups == 1 and self.has_one_type
 
     @classmethod
     def of(
@@ -74,7 +67,6 @@ class OrderedConvolution:
         return cls(
             numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
             tuple(params["lhs_dilation"]), params["feature_group_count"] * batches, channels, results, dtype, summed,
-            len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:

@@ -112,23 +112,15 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     None where they are in it, where no library has it, and of small ones. XLA's CPU backend does the same, but not in bodies of
     loops and branches, where it computes such convolutions product by product. Sums are in another order then.
     """
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
     if (
         _is_misread(eqn)
         or not lies_otherwise(eqn)
         or _products(eqn) < _FEWEST_PRODUCTS
-        or params.get("out_sharding") is not None
+        or eqn.params.get("out_sharding") is not None
     ):
         return None
-    images_order, weights_order, results_order = library_orders(numbers)
-    ordered = _in_order_of_library(len(images_order))
-
-    def run(images: Array, kernel: Array) -> list[Array]:
-        x, w = lax.transpose(images, images_order), lax.transpose(kernel, weights_order)
-        found = _compat.bind(_compat.with_params(eqn, {**params, "dimension_numbers": ordered}), [x, w])
-        return [lax.transpose(found[0], back(results_order))]
-
-    return run
+    ordered = _ordered(eqn)
+    return _brought(eqn, lambda x, w: _compat.bind(ordered, [x, w])[0])
 
 
 def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -143,45 +135,39 @@ def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return None
     if params.get("out_sharding") is not None or _compat.shape_of(eqn.invars[0])[batch] < groups:
         return None
-    images_order, weights_order, results_order = library_orders(numbers)
-    ordered = _in_order_of_library(len(images_order))
+    ordered = _ordered(eqn, batch_group_count=1, feature_group_count=groups)
 
-    def run(images: Array, kernel: Array) -> list[Array]:
-        x = lax.transpose(images, images_order)
+    def computed(x: Array, w: Array) -> Array:
         x = jnp.moveaxis(x.reshape(groups, -1, *x.shape[1:]), 0, -2)
-        x = x.reshape(*x.shape[:-2], groups * x.shape[-1])
-        own = {**params, "dimension_numbers": ordered, "batch_group_count": 1, "feature_group_count": groups}
-        found = _compat.bind(_compat.with_params(eqn, own), [x, lax.transpose(kernel, weights_order)])
-        return [lax.transpose(found[0], back(results_order))]
+        return _compat.bind(ordered, [x.reshape(*x.shape[:-2], groups * x.shape[-1]), w])[0]
 
-    return run
+    return _brought(eqn, computed)
 
 
 _MOST_GROUPS, _FEWEST_CHANNELS = 32, 8
-"""The most convolutions that one of groups becomes, and the fewest channels and results of each (of nine on two cores, those with
-fewer take up to twice as long apart)."""
+"""The most convolutions that one of groups becomes, and the fewest channels and results of each: of three with fewer, two take 1.3
+and 2 times as long apart, on two cores, and one 0.65 times."""
 
 
 def each_group(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """Writes a convolution of groups of channels as one for each group, which XLA's CPU library computes faster.
+    """Writes a convolution of groups of channels as one for each group, in the order of XLA's CPU library, which is faster so.
 
     None for others, for many groups, and for groups of few channels.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    groups, feature, (results, channels, *_) = params["feature_group_count"], numbers.lhs_spec[1], numbers.rhs_spec
+    groups, (results, channels, *_) = params["feature_group_count"], numbers.rhs_spec
     weights = _compat.shape_of(eqn.invars[1])
     if not 1 < groups <= _MOST_GROUPS or min(weights[channels], weights[results] // groups) < _FEWEST_CHANNELS:
         return None
     if _is_misread(eqn) or not is_of_a_library(eqn) or params.get("out_sharding") is not None:
         return None
-    alone = _compat.with_params(eqn, {**params, "feature_group_count": 1})
+    alone = _ordered(eqn, feature_group_count=1)
 
-    def run(images: Array, kernel: Array) -> list[Array]:
-        parts = zip(jnp.split(images, groups, feature), jnp.split(kernel, groups, results), strict=True)
-        found = [_compat.bind(alone, list(part))[0] for part in parts]
-        return [jnp.concatenate(found, axis=numbers.out_spec[1])]
+    def computed(x: Array, w: Array) -> Array:
+        parts = zip(jnp.split(x, groups, -1), jnp.split(w, groups, -1), strict=True)
+        return jnp.concatenate([_compat.bind(alone, list(part))[0] for part in parts], axis=-1)
 
-    return run
+    return _brought(eqn, computed)
 
 
 def _is_misread(eqn: JaxprEqn) -> bool:
@@ -197,11 +183,23 @@ def _products(eqn: JaxprEqn) -> int:
     return math.prod(_compat.shape_of(eqn.outvars[0])) * (math.prod(weights) // max(1, results))
 
 
-def _in_order_of_library(rank: int) -> Any:
-    """Returns the numbers of dimensions of a convolution in the order of XLA's CPU library."""
-    last = rank - 1
+def _ordered(eqn: JaxprEqn, **groups: int) -> JaxprEqn:
+    """Returns a convolution whose dimensions are in the order of XLA's CPU library, with other numbers of groups."""
+    last = len(_compat.shape_of(eqn.invars[0])) - 1
     own = (0, last, *range(1, last))
-    return lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
+    numbers = lax.ConvDimensionNumbers(own, (last, last - 1, *range(last - 1)), own)
+    return _compat.with_params(eqn, {**eqn.params, "dimension_numbers": numbers, **groups})
+
+
+def _brought(eqn: JaxprEqn, computed: Callable[[Array, Array], Array]) -> Callable[..., list[Array]]:
+    """Returns what brings the operands of a convolution into the order of XLA's CPU library, and the result back from it."""
+    images_order, weights_order, results_order = library_orders(eqn.params["dimension_numbers"])
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        found = computed(lax.transpose(images, images_order), lax.transpose(kernel, weights_order))
+        return [lax.transpose(found, back(results_order))]
+
+    return run
 
 
 def evened(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -238,7 +236,7 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     compute with.
     """
     of = OrderedConvolution.of(eqn)
-    if of is None or not of.is_of_matrices:
+    if of is None or of.groups != 1:
         return None
     apart = all(n <= s for n, s in zip(of.window, of.strides, strict=True)) and max(of.dilated) == 1
     with_holes = len(of.window) == 1 and of.dilated[0] > 1 and of.window[0] <= _MOST_COPIES
@@ -273,7 +271,7 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     transposed convolutions. None elsewhere.
     """
     of = OrderedConvolution.of(eqn, zeros_between=True)
-    if of is None or not of.is_of_matrices:
+    if of is None or of.groups != 1:
         return None
     params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
     results, channels, *window = of.numbers.rhs_spec
@@ -312,7 +310,7 @@ def of_examples(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     beside each other would take much memory.
     """
     of = OrderedConvolution.of(eqn, zeros_between=True)
-    if of is None or of.groups == 1 or not of.has_one_type:
+    if of is None or of.groups == 1:
         return None
     params, taps = eqn.params, math.prod(of.window)
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
