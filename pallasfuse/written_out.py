@@ -399,8 +399,11 @@ def _replaced_us(plan: Plan) -> float:
 
 
 def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
-    """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them."""
-    if not plan.fuses:
+    """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them.
+
+    by_xla_us: of the same form of the program without kernels.
+    """
+    if not replace(plan, written_out=False).fuses:
         return by_xla_us
     of_bodies = next((v for v in reversed(plan.verdicts) if v.subject == BODIES and v.kept), None)
     if of_bodies is not None and of_bodies.ours_us is not None:

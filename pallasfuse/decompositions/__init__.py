@@ -18,6 +18,7 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import (
     angles,
     arcs,
+    in_place,
     joins,
     largest,
     places,
@@ -107,6 +108,8 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
 """The rules that may be worth it, by platform."""
 _IN_BODIES: dict[str, dict[str, Rule]] = {"cpu": {"conv_general_dilated": windows.in_order}}
 """The rules for operations in bodies of loops and in branches that XLA itself computes in another way elsewhere."""
+_OF_LOOPS: dict[str, Rule] = {"scan": in_place.updated_in_place}
+"""The rules by which loops are other loops, in whose bodies operations are decomposed in turn."""
 _FOR_KERNELS = frozenset({"ragged_dot_general"})
 """Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""
 _WITH_NEIGHBOURS = frozenset({"concatenate", "dot_general"})
@@ -235,11 +238,13 @@ class Decomposer:
         """
         name = eqn.primitive.name
         wanted = tuple(v in read for v in eqn.outvars)
-        run = None
+        run = self._other_loop(eqn, wanted, trips)
+        if run is not None:
+            writer.instead(eqn, run)
+            return True
         if not self._is_spared(eqn, trips):
-            run = self._faster_way(
-                eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted, self._least_us(trips)
-            )
+            beside = around(eqn) if name in _WITH_NEIGHBOURS else NONE
+            run = self._faster_way(eqn, beside, wanted, self._least_us(trips), self._ways(eqn))
             as_elsewhere = None if run is not None or trips is None else self._as_elsewhere(eqn)
             if as_elsewhere is not None:
                 writer.instead(eqn, as_elsewhere)
@@ -256,6 +261,15 @@ class Decomposer:
         stored = name in _STORED_FIRST and any(v in again for v in eqn.outvars)
         writer.instead(eqn, (lambda *operands: lax.optimization_barrier(run(*operands))) if stored else run)
         return True
+
+    def _other_loop(self, eqn: JaxprEqn, wanted: Sequence[bool], trips: int | None) -> Run | None:
+        """Returns what computes a loop as another one that is faster, whose body is decomposed in turn; None where none is."""
+        if (way := _way_of_loop(eqn)) is None:
+            return None
+        if (run := self._faster_way(eqn, NONE, wanted, self._least_us(trips), [way], of_loop=True)) is None:
+            return None
+        made = self.of(traced_as(eqn, run, eqn.invars), trips)
+        return partial(_compat.eval_jaxpr, made, made.consts)
 
     def _with_other_operands(
         self,
@@ -326,12 +340,9 @@ class Decomposer:
 
     def _ways(self, eqn: JaxprEqn) -> list[Run]:
         """The functions that compute an operation in other ways: those of the rules that have one, and do not fail."""
-        found: list[Run | None] = []
         name = eqn.primitive.name
-        for rule in (*_RULES.get(self.device.platform, {}).get(name, ()), *self.rules.get(name, ())):
-            with contextlib.suppress(Exception):  # a program must not fail because of a form of it
-                found.append(rule(eqn))
-        return [run for run in found if run is not None]
+        rules = *_RULES.get(self.device.platform, {}).get(name, ()), *self.rules.get(name, ())
+        return [run for rule in rules if (run := _unless_it_fails(rule, eqn)) is not None]
 
     def _parameter[T](self, value: T, eqn: JaxprEqn, trips: int) -> T:
         """Returns a parameter of a loop or a choice, with its bodies decomposed where they have the same types then.
@@ -361,6 +372,7 @@ class Decomposer:
             dots = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
             return (not on_cpu and dots > 1) or any(
                 self._ways(eqn)
+                or _way_of_loop(eqn) is not None
                 or (on_cpu and eqn.primitive.name in ("transpose", "reduce_sum"))
                 or eqn.primitive.name in in_bodies
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
@@ -370,16 +382,20 @@ class Decomposer:
 
         return within(jaxpr)
 
-    def _faster_way(self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool], least_us: float) -> Run | None:
-        """Returns a faster way to compute an operation: by the clock, or without one by its price; None if none is.
+    def _faster_way(
+        self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool], least_us: float, ways: Sequence[Run], *,
+        of_loop: bool = False,
+    ) -> Run | None:  # fmt: skip
+        """Returns a faster one of some ways to compute an operation: by the clock, or without one by its price; None if none is.
 
         wanted: says of each result whether something reads it. least_us: what it must be predicted to take as it is written.
+        of_loop: the ways are other loops (`_other_loop`).
         """
-        ways = self._ways(eqn)
         if not ways or not any(wanted):
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
-        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
+        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        key = f"{eqn.primitive.name} {eqn.params} {avals} {values} {around} {wanted} {of_loop}"
         if self._as_written_us(key, partial(_alone, eqn)) < least_us:
             return None
         if key not in self._known:
@@ -442,6 +458,19 @@ class Decomposer:
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla
         return price_xla(convert(flatten(jaxpr)).program, self.device)
+
+
+def _unless_it_fails(rule: Rule, eqn: JaxprEqn) -> Run | None:
+    """Returns what a rule has for an equation; None where it fails: a program must not fail because of a form of it."""
+    with contextlib.suppress(Exception):
+        return rule(eqn)
+    return None
+
+
+def _way_of_loop(eqn: JaxprEqn) -> Run | None:
+    """Returns what computes a loop as another loop; None where no rule knows one."""
+    rule = _OF_LOOPS.get(eqn.primitive.name)
+    return None if rule is None else _unless_it_fails(rule, eqn)
 
 
 def _alone(eqn: JaxprEqn) -> Jaxpr:

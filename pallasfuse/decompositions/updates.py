@@ -14,6 +14,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.in_place import one_dimension_more
 from pallasfuse.decompositions.writing import wide
 
 type Array = Any
@@ -116,21 +117,10 @@ def in_copies(copies: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | 
             found = lax.scatter_add(
                 jnp.zeros((copies, *shape), summed),
                 jnp.concatenate([turn.reshape(*outside, 1), places.astype(of_places)], axis=-1),
-                updates.astype(summed), _one_dimension_more(numbers), mode=params["mode"],
+                updates.astype(summed), one_dimension_more(numbers), mode=params["mode"],
             )  # fmt: skip
             return [(x.astype(summed) + jnp.sum(found, axis=0, dtype=summed)).astype(dtype)]
 
         return run
 
     return rule
-
-
-def _one_dimension_more(numbers: lax.ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
-    """Returns the dimension numbers of an update of an array with one more dimension, its first, whose place comes first."""
-    return lax.ScatterDimensionNumbers(
-        update_window_dims=numbers.update_window_dims,
-        inserted_window_dims=(0, *(d + 1 for d in numbers.inserted_window_dims)),
-        scatter_dims_to_operand_dims=(0, *(d + 1 for d in numbers.scatter_dims_to_operand_dims)),
-        operand_batching_dims=tuple(d + 1 for d in numbers.operand_batching_dims),
-        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )

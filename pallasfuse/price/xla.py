@@ -28,7 +28,7 @@ from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_orders import turned_bytes
 from pallasfuse.price.xla_repeats import with_repeated
-from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
+from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before, updated
 
 
 def price_xla(
@@ -91,11 +91,11 @@ class XlaPrices:
 
 def kernels_on(
     device: Device, program: LoopProgram, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset(),
-    known: Known | None = None,
+    known: Known | None = None, owned: frozenset[str] = frozenset(),
 ) -> list[XlaKernel]:  # fmt: skip
-    """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` as in `xla_kernels`."""
+    """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` and `owned` as in `xla_kernels`."""
     program = as_xla_runs(program, one_by_one=device.platform == "cpu")
-    kernels = xla_kernels(program, habits_on(device), made, read, known)
+    kernels = xla_kernels(program, habits_on(device), made, read, known, owned)
     if device.platform == "gpu":
         return kernels
     stored = read.union(program.outputs)
@@ -172,7 +172,7 @@ def _priced_loop(work: Trips[LoopProgram], device: Device) -> tuple[Price, Price
     """The price of what XLA does before a loop, what it moves out of it among that, and of one trip."""
     program = work.body.value
     outside = unchanging(program, work.constants)
-    inside = kernels_on(device, program, made=outside)
+    inside = kernels_on(device, program, made=outside, owned=updated(program, work.boundary.value))
     before = kernels_on(device, replace(program, outputs=tuple(sorted(outside)))) if outside else []
     once, each = total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
     if device.platform == "gpu":

@@ -65,11 +65,11 @@ class Known:
 
 def xla_kernels(
     program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset(),
-    known: Known | None = None,
+    known: Known | None = None, owned: frozenset[str] = frozenset(),
 ) -> list[XlaKernel]:  # fmt: skip
     """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`.
 
-    known: from earlier calls for this program; grows.
+    known: from earlier calls for this program; grows. owned: the inputs that updates may write over.
     """
     known = Known() if known is None else known
     program = known.without_repetitions(program, made | read)
@@ -121,7 +121,7 @@ def xla_kernels(
                 continue
             if node.form == "update":
                 stored_by_it = {t: bodies[t] for t in node.operands if t in inlined}
-                kernels.append(_update(node, program, sizes, given, stored_by_it))
+                kernels.append(_update(node, program, sizes, given - owned, stored_by_it))
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
