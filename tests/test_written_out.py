@@ -72,7 +72,7 @@ def test_the_clock_decides_between_kernels_and_a_form(subject, own_us, faster):
     """The form takes 60 microseconds without kernels, and XLA 100 for the program as it is."""
     own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
     own = replace(own, verdicts=(Verdict(subject, True, "", own_us, 100.0),))
-    form = replace(own, kernels=(), verdicts=())
+    form = replace(own, kernels=(), verdicts=(), written_out=True)
     assert is_faster_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == faster
 
 
@@ -93,7 +93,7 @@ def test_kernels_are_not_timed_that_would_have_to_save_more_than_they_can(form_u
     own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
     (kernel,) = own.kernels
     kernel = replace(kernel, replaced=replace(kernel.replaced, us=replaced_us))
-    form = replace(own, kernels=(), verdicts=())
+    form = replace(own, kernels=(), verdicts=(), written_out=True)
     own = replace(own, kernels=(kernel,), **changes)
     assert cannot_win_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0)) == certain
     in_a_loop = replace(own, kernels=(), bodies=(Body(0, "scan", own),))

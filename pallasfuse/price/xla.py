@@ -175,9 +175,8 @@ def _priced_loop(work: Trips[LoopProgram], device: Device) -> tuple[Price, Price
     inside = kernels_on(device, program, made=outside, owned=updated(program, work.boundary.value))
     before = kernels_on(device, replace(program, outputs=tuple(sorted(outside)))) if outside else []
     once, each = total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
-    if device.platform == "gpu":
-        once += filled_before(program, work.boundary.value, work.trips, device)
-        each += copied_in_a_trip(program, inside, work.boundary.value, device)
+    once += filled_before(program, work.boundary.value, work.trips, device)
+    each += copied_in_a_trip(program, inside, work.boundary.value, device)
     return once, each
 
 

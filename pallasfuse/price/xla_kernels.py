@@ -121,7 +121,7 @@ def xla_kernels(
                 continue
             if node.form == "update":
                 stored_by_it = {t: bodies[t] for t in node.operands if t in inlined}
-                kernels.append(_update(node, program, sizes, given - owned, stored_by_it))
+                kernels.append(_update(node, program, sizes, owned, stored_by_it))
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
@@ -249,11 +249,11 @@ _sizes = Recent(_sizes_of)
 
 
 def _update(
-    node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str], inside: Mapping[str, Expr]
+    node: External, program: LoopProgram, sizes: Mapping[str, float], owned: frozenset[str], inside: Mapping[str, Expr]
 ) -> Opaque:  # fmt: skip
     """The update of a tensor: in its place, unless somebody else needs what was there.
 
-    inside: the operands that are computed as they are stored, and their bodies.
+    owned: as in `xla_kernels`. inside: the operands that are computed as they are stored, and their bodies.
     """
     target, *others = node.operands
     source = _without_changes(target, program)
@@ -263,8 +263,9 @@ def _update(
         read |= {tensor: min(moved, sizes[tensor]) for (tensor, _), moved in places(body)}
     pieces = pieces_changed(node, _definitions(program))
     readers = sum(target in n.reads for n in program.nests)
+    needed = readers > 1 or target in program.outputs or any(source == t.name for t in program.inputs)
     written = sizes[node.name]
-    if sizes[target] == written and readers == 1 and source not in given and target not in program.outputs:
+    if sizes[target] == written and (source in owned or not needed):
         read[target] = 0.0
         written = min(changed, written)
     else:

@@ -17,7 +17,7 @@ def condenses(node: External, sizes: Mapping[str, int]) -> bool:
 def plain_kernel(node: External, volumes: Mapping[str, int], sizes: Mapping[str, float]) -> Opaque:
     """Returns the kernel of an operation. volumes: the elements of all tensors; sizes: their bytes."""
     condensed = condenses(node, volumes)
-    if condensed and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
+    if node.form == "selection" or (condensed and not dtypes.is_integer(node.dtype)):
         # it makes no positions of what it reads: it takes a part, which is all that it reads
         parts = tuple((t, min(sizes[t], sizes[node.name])) for t in node.operands)
         return Opaque(node.name, sum(b for _, b in parts), sizes[node.name], operands=parts)

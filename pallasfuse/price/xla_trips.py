@@ -14,6 +14,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir.boundary import NamedBoundary
 from pallasfuse.ir.loop_program import External, LoopProgram, bytes_by_name
 from pallasfuse.ir.plain_work import Branches, Trips
+from pallasfuse.price import cpu
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -23,8 +24,10 @@ def filled_before(program: LoopProgram, boundary: NamedBoundary, trips: int, dev
     """The price of filling the arrays of stacked results, by one kernel."""
     sizes = bytes_by_name(program)
     moved = trips * sum(sizes[t] for t in boundary.stacked)
-    one = launch(device)
-    memory = Term("stacked results filled", moved, "B", memory_us(moved, device))
+    if device.platform == "cpu":
+        one, memory = cpu.thunk(1, device), cpu.memory_term("stacked results filled", moved, device)
+    else:
+        one, memory = launch(device), Term("stacked results filled", moved, "B", memory_us(moved, device))
     return total([Price(memory.us + one.us, (memory, one))] if moved else [])
 
 
@@ -59,7 +62,15 @@ def copied_in_a_trip(
     carried = {new for _, new in boundary.carried}
     copied += [t for t in boundary.stacked if t in carried or t in read or not _writes_alone(makers.get(t))]
     copied += [new for old, new in boundary.carried if old != new and not _in_place(makers.get(new), old, new)]
-    return total(copy_on_gpu(2.0 * sizes[t], device) for t in sorted(copied))
+    return total(_copy(sizes[t], device) for t in sorted(copied))
+
+
+def _copy(size: float, device: Device) -> Price:
+    """The price of copying so many bytes. On a CPU the thunk is counted between the trips."""
+    if device.platform == "gpu":
+        return copy_on_gpu(2.0 * size, device)
+    memory = cpu.memory_term("memory", 2.0 * size, device)
+    return Price(memory.us, (memory,))
 
 
 def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> list[str]:

@@ -9,8 +9,10 @@ from pallasfuse import device
 from pallasfuse.ir.plain_work import Trips
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import kernels_on
-from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
+from pallasfuse.price.xla_forms import Opaque
+from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before, updated
 
+CPU = device.assumed("cpu")
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
 TRIPS, N = 8, 1024
 ONE, EACH = N * N * 2, jax.ShapeDtypeStruct((TRIPS, N, N), jnp.bfloat16)
@@ -24,10 +26,10 @@ def loop(step):
     return work.body.value, work.boundary.value
 
 
-def copies(step):
+def copies(step, on=H100):
     """The number of values that are copied in a trip."""
     body, boundary = loop(step)
-    price = copied_in_a_trip(body, kernels_on(H100, body), boundary, H100)
+    price = copied_in_a_trip(body, kernels_on(on, body, owned=updated(body, boundary)), boundary, on)
     moved = sum(t.amount for t in price.terms if t.unit == "B")
     return moved / (2 * ONE)
 
@@ -54,10 +56,47 @@ def test_a_carried_value_that_its_maker_reads_elsewhere_is_copied():
     assert copies(lambda c, w: (jnp.tanh(c.T + w), None)) == 1
 
 
-def test_arrays_of_stacked_results_are_filled_once():
+def written(c, w, at=0):
+    return lax.dynamic_update_slice(c, w[:1], (at, 0))
+
+
+@pytest.mark.parametrize(
+    ("step", "in_place"),
+    [
+        (lambda c, w: (written(c, w), None), True),
+        (lambda c, w: (written(c, w), c.sum()), True),
+        (lambda c, w: (c.at[w[0, :4].astype(int)].add(w[:4]), None), True),
+        (lambda c, w: (written(written(c, w), w + 1, 5), None), True),
+        (lambda c, w: (written(c, w) + 1, None), False),
+        (lambda c, w: (written(c + 1, w), None), False),
+        (lambda c, w: (c + 1, written(c, w)), False),
+    ],
+    ids=["a row", "all is read before", "rows added to", "two rows", "a map of it", "a map before", "not carried"],
+)  # fmt: skip
+def test_updates_are_written_over_what_a_loop_carries(step, in_place):
+    body, boundary = loop(step)
+    ((old, _),) = boundary.carried
+    assert updated(body, boundary) == ({old} if in_place else set())
+    kernels = [k for k in kernels_on(H100, body, owned=updated(body, boundary)) if isinstance(k, Opaque)]
+    if in_place:
+        assert kernels and all(k.read_bytes + k.written_bytes < ONE for k in kernels)
+        assert copies(step) == 0
+
+
+def test_what_is_updated_and_stacked_is_copied():
+    assert copies(lambda c, w: ((new := written(c, w)), new)) == 1
+
+
+def test_a_cpu_copies_for_its_library_as_well():
+    assert copies(lambda c, w: (jnp.tanh(c @ w), None), CPU) == 1
+    assert copies(lambda c, w: (jnp.tanh(c * w), None), CPU) == 0
+
+
+@pytest.mark.parametrize("on", [H100, CPU], ids=["gpu", "cpu"])
+def test_arrays_of_stacked_results_are_filled_once(on):
     def filled(step):
         body, boundary = loop(step)
-        return sum(t.amount for t in filled_before(body, boundary, TRIPS, H100).terms if t.unit == "B")
+        return sum(t.amount for t in filled_before(body, boundary, TRIPS, on).terms if t.unit == "B")
 
     assert filled(lambda c, w: (c, w + c)) == TRIPS * ONE
     assert not filled(lambda c, w: (c + w, None))
