@@ -18,6 +18,8 @@ Kinds of programs:
 - `draws`: uniform and normal numbers.
 - `pieces`: means and norms of groups of channels over all positions of an image: what is reduced lies in short pieces.
 - `gathers`: elements, and runs of eight, that positions choose within rows: the same positions for all rows, and others for each.
+- `vectors`: products of many matrices with a vector each: queries with their keys, and shares with values, in both orders of the
+  dimensions of caches, from arrays alone and from one of a stack of arrays, as loops over layers have them.
 - `products with ends`: operands that are computed before a product, and maps of its result.
 - `columns of maps`: columns of values that are computed, which few blocks reduce.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
@@ -200,6 +202,16 @@ def norms(platform: str) -> Iterator[Case]:
         yield _case("norms", "masked softmax", _masked, ((batch // SHORTER[platform], length, length), dtype))
 
 
+def _in_space(width: int, x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, *[width] * 3), (1, 1, 1, 1), "SAME")
+
+
+IN_SPACE: dict[str, Callable[[int, Any], Any]] = {
+    "alone": _in_space, "of a map, less it": lambda width, x: _in_space(width, jax.nn.relu(x)) - x,
+    "twice": lambda width, x: _in_space(width, _in_space(width, x)),
+}  # fmt: skip
+
+
 def windows(platform: str) -> Iterator[Case]:
     """Yields kernels of windows around each element, and of running sums."""
     for (batch, side, channels), width in itertools.product(((8, 64, 32), (4, 256, 3), (2, 512, 16)), (2, 3, 7)):
@@ -209,6 +221,11 @@ def windows(platform: str) -> Iterator[Case]:
 
         yield _case(
             "windows", f"{width} x {width}", pool, ((batch, side // SHORTER[platform], side, channels), "float32")
+        )
+    for width, (words, form) in itertools.product((2, 3, 5), IN_SPACE.items()):
+        shape = (2, 96 // SHORTER[platform], 160, 160)
+        yield _case(
+            "windows", f"{width} x {width} x {width} {words}", functools.partial(form, width), (shape, "float32")
         )
     for axis, shape in itertools.product((0, 1), ((64, 1000), (4096, 128), (16, 65536))):
         sums = functools.partial(jnp.cumsum, axis=axis)
@@ -300,6 +317,36 @@ def gathers(platform: str) -> Iterator[Case]:
         yield replace(case, below=length)
 
 
+HEADS = (
+    (8, 16, 1030, 128),
+    (8, 16, 1024, 64),
+    (1, 32, 4096, 128),
+    (32, 8, 512, 128),
+    (4, 12, 2048, 64),
+    (64, 4, 200, 80),
+)
+"""Sequences, heads, places of a cache, and channels."""
+
+
+def vectors(platform: str) -> Iterator[Case]:
+    """Yields products of a vector for each head with the matrix that the head has in a cache."""
+
+    def times(numbers: str, vector: Any, caches: Any, layer: Any) -> Any:
+        cache = caches if caches.ndim == 4 else lax.dynamic_index_in_dim(caches, layer, keepdims=False)
+        return jnp.einsum(numbers, vector, cache, preferred_element_type=jnp.float32)
+
+    for (b, h, t, d), dtype, of in itertools.product(HEADS, ("bfloat16", "float32"), ("keys", "values")):
+        length = t // SHORTER[platform]
+        for order, shape in {"bhtd": (b, h, length, d), "bthd": (b, length, h, d)}.items():
+            numbers, vector = (
+                (f"bhd,{order}->bht", (b, h, d)) if of == "keys" else (f"bht,{order}->bhd", (b, h, length))
+            )
+            for words, caches in (("", shape), ("of a stack ", (2, *shape))):
+                case = _case("vectors", f"{words}{of} {order} {length}x{d}", functools.partial(times, numbers),
+                             (vector, dtype), (caches, dtype), ((), "int32"))  # fmt: skip
+                yield replace(case, below=1)
+
+
 ENDS: dict[str, Callable[..., Any]] = {
     "plain": lambda h, b, x: h @ b, "relu@": lambda h, b, x: jax.nn.relu(h) @ b, "@+x": lambda h, b, x: x + h @ b,
     "relu@+x": lambda h, b, x: x + jax.nn.relu(h) @ b, "silu@": lambda h, b, x: jax.nn.silu(h) @ b,
@@ -376,7 +423,7 @@ def joins(platform: str) -> Iterator[Case]:
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
-    "products with ends": products_with_ends, "convolutions": convolutions,
+    "products with ends": products_with_ends, "convolutions": convolutions, "vectors": vectors,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

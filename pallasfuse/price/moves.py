@@ -11,7 +11,20 @@ from math import gcd
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, apply, const, index, positions_in, read, reads_in, select
+from pallasfuse.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Read,
+    apply,
+    const,
+    index,
+    positions_in,
+    postorder,
+    read,
+    reads_in,
+    select,
+)
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
@@ -201,6 +214,14 @@ def takers_of(bodies: tuple[Expr, ...], place: tuple[str, tuple[Axis, ...]]) -> 
     conditions = {c for part in parts.get(place, ()) for c in part}
     numbers = (c.args[0].value for c in conditions if isinstance(c, Apply) and isinstance(c.args[0], Const))
     return frozenset(int(n) for n in numbers)
+
+
+@lru_cache(1 << 12)
+def moved_in(bodies: tuple[Expr, ...]) -> frozenset[int]:
+    """Returns the operations that move elements in some bodies, by their numbers in the program."""
+    selects = (e.args[0] for body in bodies for e in postorder(body) if isinstance(e, Apply) and e.op == "select")
+    numbers = (c.args[0] for c in selects if isinstance(c, Apply) and c.args[-1] == _NO_PLACE)
+    return frozenset(int(n.value) for n in numbers if isinstance(n, Const))
 
 
 @lru_cache(1 << 12)

@@ -22,7 +22,7 @@ from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import read_otherwise
 from pallasfuse.price.scattered import pieces_changed
 from pallasfuse.price.stored_terms import stored_before
-from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_fused_products import computed_before, ended_products, reading_in_place
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, reduces_windows, takes_all, takes_reduction
@@ -173,7 +173,7 @@ def xla_kernels(
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
     nests = _definitions(program)
-    found = _fused(loops, apart, rows.inner, outside, habits, above)
+    found = _fused(loops, apart, rows.inner, outside, habits, above, of.windows.keys())
     if habits.fuses_moves:
         kernels = ended_inside(kernels, found, outside)
     for fusion in found:
@@ -194,13 +194,14 @@ def _read_of(nest: Nest) -> Expr:
 
 
 def _fused(
-    loops: Sequence[Loop], apart: Collection[str], inner: Set[str], outside: Set[str], habits: Habits, above: Ancestors
+    loops: Sequence[Loop], apart: Collection[str], inner: Set[str], outside: Set[str], habits: Habits, above: Ancestors,
+    around: Collection[Place],
 ) -> list[LoopFusion]:  # fmt: skip
     """The kernels of loops. apart: those that share one with nothing; inner: what is computed inside of diamonds;
-    outside: the tensors that something else reads."""
+    outside: the tensors that something else reads; around: as of `Fusions`."""
     inner = inner_reductions(loops, inner, outside, habits)
     rows = {f.roots[-1].name: f for f in row_fusions(loops, inner)}
-    fusions = Fusions(habits, above)
+    fusions = Fusions(habits, above, around)
     for nest, body in loops:
         if nest.name in rows:
             fusions.all.append(rows[nest.name])

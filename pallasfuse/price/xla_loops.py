@@ -29,10 +29,13 @@ class _Open:
 
 
 class Fusions:
-    """The loops so far, in order, and those over each space of points. above: what each tensor depends on; grows outside."""
+    """The loops so far, in order, and those over each space of points. above: what each tensor depends on; grows outside.
 
-    def __init__(self, habits: Habits, above: Ancestors) -> None:
-        self.habits, self.above = habits, above
+    around: the places around which windows are read: no kernel does that which stores the tensor.
+    """
+
+    def __init__(self, habits: Habits, above: Ancestors, around: Collection[Place] = ()) -> None:
+        self.habits, self.above, self.around = habits, above, around
         self.all: list[LoopFusion] = []
         self._over: dict[frozenset[Axis], list[_Open]] = {}
 
@@ -76,7 +79,9 @@ class Fusions:
         if any(one.made & self.above.of(t) for t in body.tensors - made.keys()):  # through another kernel
             return False
         return all(
-            not made[tensor].is_reduction and axes == made[tensor].axes for tensor, axes in reads_here if tensor in made
+            not made[tensor].is_reduction and axes == made[tensor].axes and (tensor, axes) not in self.around
+            for tensor, axes in reads_here
+            if tensor in made
         )
 
 

@@ -12,7 +12,15 @@ from pallasfuse.ir.axes import Axis, innermost, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
-from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, stored_joins, takers_of, threads_of_joins
+from pallasfuse.price.moves import (
+    computed_from,
+    moved_in,
+    moves_as_maps,
+    parts_taken,
+    stored_joins,
+    takers_of,
+    threads_of_joins,
+)
 from pallasfuse.price.scattered import Chosen, Pieces, gathers_in, pieces_read
 from pallasfuse.price.split_reductions import split_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Place
@@ -28,10 +36,11 @@ class Moves:
     """A program as a platform computes it: maps for its moves, nests for steps of reductions, and what is known of the moves."""
 
     program: LoopProgram
-    places_of_their_own: frozenset[str] = frozenset()
-    """The operations whose elements come from other places than those that have the same position."""
+    places_of_their_own: Mapping[str, float] = field(default_factory=dict)
+    """The operations whose elements come from other places than those that have the same position, with how many elements they take
+    for each of theirs: several where they reduce windows."""
     stored: frozenset[str] = frozenset()
-    """Large joins, and maps of one, that are in memory, and what overlapping windows are taken from."""
+    """Large joins, and maps of one, that are in memory."""
     threads: Mapping[str, float] = field(default_factory=dict)
     """The number of threads of each kernel that writes a join, or a map of one, by the name of what it writes."""
     joined: Set[Place] = frozenset()
@@ -40,13 +49,16 @@ class Moves:
     """Those that are read where positions say which, by the axes along which their tensors are read."""
     windows: Mapping[Place, float] = field(default_factory=dict)
     """The elements around each result that are read for it, by the tensors that these are taken from, or computed from."""
-
+    reduced: Mapping[int, float] = field(default_factory=dict)
+    """The operations that it takes to reduce windows, by the numbers in the program of those that do."""
     gathers: Mapping[int, Pieces] = field(default_factory=dict)
     """The pieces that gathers take, by the numbers of these in the program."""
 
     def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
         parts = parts_taken(tuple(fusion.bodies))
+        if self.reduced:
+            fusion.window_operations += sum(self.reduced.get(n, 0.0) for n in moved_in(tuple(fusion.bodies)))
         for place, of_part in fusion.reads.items():
             tensor, axes = place
             several = parts.get(place, 1)
@@ -61,7 +73,6 @@ class Moves:
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
-            fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
             along = [c for c in self.pieces.get(axes, ()) if tensor in c.tensors]
             chosen = [c.pieces for c in along if takers is None or c.number in takers]
             further = [] if chosen else [self.gathers[n] for n in sorted(gathered)]
@@ -86,29 +97,27 @@ def _find(program: LoopProgram) -> Moves:
     changed = split_reductions(moves_as_maps(program))
     maps = {n.name: n for n in changed.nests if isinstance(n, Nest)}
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
-    own: set[str] = set()
+    own: dict[str, float] = {}
     joined: set[Place] = set()
     windows: dict[Place, float] = {}
-    overlapping: set[str] = set()
-    for node in program.nests:
+    reduced: dict[int, float] = {}
+    for number, node in enumerate(program.nests):
         if not isinstance(node, External) or node.name not in maps:
             continue
         places = [(e.tensor, e.indices) for e in postorder(maps[node.name].body) if isinstance(e, Read)]
         if node.form in ("selection", "join") or sizes[node.name] != max(sizes[t] for t in node.operands):
-            own.add(node.name)
+            own[node.name] = 1.0
         if node.form == "join":
             joined.update(places)
         if isinstance(node.work, Windows):
-            own.add(node.name)
+            window = float(node.work.window)
+            own[node.name] = max(1.0, window * sizes[node.name] / sizes[node.operands[0]])
             sources = computed_from(node.operands[0], maps)
-            windows |= {
-                (s, axes): float(node.work.window) for t, axes in places if t == node.operands[0] for s in sources
-            }
-            if node.work.window * sizes[node.name] > sizes[node.operands[0]]:
-                overlapping.add(node.operands[0])
+            windows |= {(s, axes): window for t, axes in places if t == node.operands[0] for s in sources}
+            reduced[number] = windows_operations(sizes[node.name], window)
     return Moves(
-        changed, frozenset(own), stored_joins(program) | overlapping, threads_of_joins(program), joined, pieces_read(program),
-        windows, gathers_in(program),
+        changed, own, stored_joins(program), threads_of_joins(program), joined, pieces_read(program),
+        windows, reduced, gathers_in(program),
     )  # fmt: skip
 
 

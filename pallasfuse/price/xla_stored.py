@@ -58,11 +58,12 @@ class _Map:
 
 
 def stored_to_save_work(
-    program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
+    program: LoopProgram, moves: Mapping[str, float], needed: Collection[str], kept: Set[str], inner: Collection[str]
 ) -> frozenset[str]:  # fmt: skip
     """Returns the maps that are stored, and computed once. Readers are counted as if no later map were stored for this reason.
 
-    moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
+    moves: the maps that stand for operations that move elements, of which each reads from places of its own, with how often they
+    need an element (`Moves.places_of_their_own`); needed: the nests
     that are computed; kept: the maps that are stored in any case; inner: what is computed inside of diamonds (`xla_rows`).
     """
     direct, through = _readers(program, moves, needed, kept, inner)
@@ -166,7 +167,7 @@ _Ways = dict[tuple[str, str], float]
 
 
 def _readers(
-    program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
+    program: LoopProgram, moves: Mapping[str, float], needed: Collection[str], kept: Set[str], inner: Collection[str]
 ) -> tuple[dict[str, list[_Reader]], dict[str, _Ways]]:  # fmt: skip
     """Finds the nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end.
 
@@ -222,7 +223,7 @@ class _Reading:
     """Each tensor, how often each of its elements is needed, and the nest as its reader: as a kernel, and inside of one."""
 
 
-def _reading_of(program: LoopProgram, moves: Collection[str]) -> tuple[frozenset[str], list[_Reading]]:
+def _reading_of(program: LoopProgram, moves: Mapping[str, float]) -> tuple[frozenset[str], list[_Reading]]:
     """Returns the nests whose readers may be asked for, and what each nest reads, the last nest first."""
     sizes, widths = _volumes(program), _widths(program)
     once = _Reader(1.0)
@@ -241,7 +242,8 @@ def _reading_of(program: LoopProgram, moves: Collection[str]) -> tuple[frozenset
             times = points / max(1, sizes[tensor])
             besides = (moved - each * points * widths[tensor]) / max(1, sizes[tensor])
             if is_product(node) or node.name in moves:  # a library's operands are written once
-                times = min(1.0, times)
+                often = moves.get(node.name, 1.0)
+                times = often if often > 1.0 else min(1.0, times)
             taken.append((tensor, times, _Reader(times, besides), _Reader(times)))
         found.append(_Reading(node.name, False, node.is_reduction, node.name in moves, tuple(taken)))
     return frozenset(n.name for n in program.nests if isinstance(n, Nest)), found
