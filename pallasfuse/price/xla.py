@@ -7,7 +7,7 @@ from pallasfuse.device import Device
 from pallasfuse.first_time import Later, Recent
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import LoopProgram, as_xla_runs
+from pallasfuse.ir.loop_program import LoopProgram, as_xla_runs, is_slice
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
 from pallasfuse.price import cpu, plain_cpu, plain_gpu
 from pallasfuse.price.gpu_library import (
@@ -28,7 +28,7 @@ from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_orders import turned_bytes
 from pallasfuse.price.xla_repeats import with_repeated
-from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before, updated
+from pallasfuse.price.xla_trips import copied_for_libraries, copied_in_a_trip, filled_before, updated
 
 
 def price_xla(
@@ -41,8 +41,10 @@ def price_xla(
 class XlaPrices:
     """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
 
-    def __init__(self, program: LoopProgram, device: Device) -> None:
+    def __init__(self, program: LoopProgram, device: Device, slices: frozenset[str] = frozenset()) -> None:
+        """slices: the inputs that are slices of arrays, besides those of the program that are told by numbers."""
         self.program, self.device = as_xla_runs(program, one_by_one=device.platform == "cpu"), device
+        self.slices = slices.union(n.name for n in program.nests if is_slice(n))
         self._known = Known()
         self._of_kernels: dict[object, Price] = {}
 
@@ -54,7 +56,7 @@ class XlaPrices:
     def _beside(self, kernels: list[XlaKernel], made: frozenset[str], read: frozenset[str]) -> Price:
         """The price of what XLA does besides its kernels: products that are written once more, or new pages of memory."""
         if self.device.platform == "gpu":
-            return self._turned(read - made)
+            return self._turned(read - made) + copied_for_libraries(self.program, kernels, self.slices, self.device)
         stored = read.union(self.program.outputs)
         return cpu.pages([temporary_bytes(kernels, stored), *result_bytes(kernels, stored)], self.device)
 

@@ -73,6 +73,15 @@ def _copy(size: float, device: Device) -> Price:
     return Price(memory.us, (memory,))
 
 
+def copied_for_libraries(
+    program: LoopProgram, kernels: Sequence[XlaKernel], slices: frozenset[str], device: Device
+) -> Price:  # fmt: skip
+    """The price of copying slices that a library reads, which XLA does in each trip."""
+    read = _read_by_libraries(slices, kernels) if slices else []
+    sizes = bytes_by_name(program) if read else {}
+    return total(_copy(sizes[t], device) for t in read)
+
+
 def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> list[str]:
     """Those of the tensors that a library reads, which takes no part of an array by itself; a kernel of XLA's own does."""
     libraries = (
