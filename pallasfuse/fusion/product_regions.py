@@ -4,8 +4,8 @@ A product with large axes on both sides, what normalizes its rows, a second prod
 product: whatever few reductions are read together can share a kernel whose blocks tile rows and columns. Such a group has no folds:
 its reductions are all computed inside, and the tree derives what it reads unfinished.
 
-A product alone is the library's: nothing of it is saved. The price of a tree is the least of many, and so more often too low than
-others: `judging` asks for more where no clock decides. `grouping` asks for these groups in programs on one device; on several, what
+A product alone is the library's: nothing of it is saved, but for slices of arrays, which XLA would copy for it. The price of a tree
+is the least of many, and so more often too low than others: `judging` asks for more where no clock decides. `grouping` asks for these groups in programs on one device; on several, what
 a product sums may be sharded, which XLA's partitioner handles.
 """
 
@@ -33,7 +33,7 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Expr, Read, postorder, reads_in
 from pallasfuse.ir.fold import Fold, Group
-from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.ir.loop_program import External, Nest, is_slice
 from pallasfuse.ir.region import Region, region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.gpu import least_us
@@ -129,8 +129,14 @@ def build(graph: Graph, names: frozenset[str], target: Target, context: Context 
     members = [n for n in graph.nests.values() if n.name in names]
     behind = frozenset().union(*(graph.ancestors[n] for n in names))
     outside = frozenset(n.name for n in graph.reductions() if n.name in behind - names)
-    bodies = graph.inlined(materialized_maps(graph, outside, names) | context.made)
+    slices = frozenset(n.name for n in graph.program.nests if is_slice(n))
+    stored_maps = materialized_maps(graph, outside, names) | context.made
+    bodies = graph.inlined(stored_maps)
     inside = [with_body(n, bodies) for n in members]
+    if moved_reads(inside, bodies) and any(not slices.isdisjoint(n.reads) for n in inside):
+        # for the sake of the slices, which a library would have copied, XLA stores the other operands
+        bodies = graph.inlined(stored_maps | _maps_read(graph, members))
+        inside = [with_body(n, bodies) for n in members]
     if any(n.picks or any(a.extent > MOST_POSITIONS for a in (*n.axes, *n.reduced)) for n in inside):
         return None
     if any(unsupported(n, target) for n in inside) or moved_reads(inside, bodies):
@@ -143,9 +149,15 @@ def build(graph: Graph, names: frozenset[str], target: Target, context: Context 
     stored = [n for n in needed(graph, names | maps, context) if n in products | maps]
     outputs = [as_store(n) if n.is_reduction else with_body(n, bodies) for n in map(graph.nests.__getitem__, stored)]
     inside = _read_by(inside, outputs)
-    if not any(map(product_operands, inside)) or not _is_more_than_a_product(inside, outputs):
+    if not any(map(product_operands, inside)) or not _is_more_than_a_product(inside, outputs, slices):
         return None
     return _candidate(graph, inside, outputs, target)
+
+
+def _maps_read(graph: Graph, members: Collection[Nest]) -> frozenset[str]:
+    """The maps that reductions read as they stand in the program."""
+    read = {t for n in members for t in n.reads if t in graph.nests}
+    return frozenset(t for t in read if not graph.nests[t].is_reduction)
 
 
 def _maps_behind(graph: Graph, names: frozenset[str], bodies: Mapping[str, Expr], target: Target) -> frozenset[str]:
@@ -178,12 +190,13 @@ def _read_by(inside: list[Nest], outputs: Collection[Nest]) -> list[Nest]:
     return [n for n in inside if n.name in wanted]
 
 
-def _is_more_than_a_product(inside: Collection[Nest], outputs: Collection[Nest]) -> bool:
-    """Is something computed around a product that its library would read or store by itself?"""
+def _is_more_than_a_product(inside: Collection[Nest], outputs: Collection[Nest], slices: Collection[str]) -> bool:
+    """Is something computed around a product that its library would read or store by itself, or is a slice read where it is?"""
     if len(inside) > 1 or any(n.body.tensors != {n.name} or not isinstance(n.body, Read) for n in outputs):
         return bool(outputs)
     operands = [o for n in inside for o in product_operands(n) or ()]
-    return bool(outputs) and not all(isinstance(without_casts(o), Read) for o in operands)
+    cores = [without_casts(o) for o in operands]
+    return bool(outputs) and not all(isinstance(c, Read) and c.tensor not in slices for c in cores)
 
 
 def _candidate(graph: Graph, inside: list[Nest], outputs: list[Nest], target: Target) -> Candidate | None:
