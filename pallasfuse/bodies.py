@@ -25,6 +25,7 @@ from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, fused_calls, left_by_user
+from pallasfuse.jaxpr_frontend.lookups import element_by_number
 from pallasfuse.jaxpr_frontend.plans import LARGEST
 from pallasfuse.loop_invariants import computed, known_before, split, stored_for
 from pallasfuse.plan import Plan
@@ -306,7 +307,7 @@ def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int]) -> Jaxpr | N
     def function(*arguments: Any) -> list[Any]:
         *known, number = arguments
         given = dict(zip(order, known, strict=True))
-        given |= {n: _element(given[n], number) for n in whole}
+        given |= {n: element_by_number(given[n], number) for n in whole}
         return _compat.eval_jaxpr(body, body.consts, *(given[n] for n in range(len(eqn.invars))))
 
     order = [*range(constants), *whole, *others]
@@ -321,13 +322,6 @@ def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int]) -> Jaxpr | N
     except Exception:  # a type that only JAX itself can give: the body has its first form alone
         return None
     return traced
-
-
-def _element(array: Any, number: Any) -> Any:
-    """One element of an array of arrays, read as a gather of one row, which a kernel can do by itself."""
-    rank = array.ndim - 1
-    numbers = jax.lax.GatherDimensionNumbers(tuple(range(rank)), collapsed_slice_dims=(0,), start_index_map=(0,))
-    return jax.lax.gather(array, number[None], numbers, (1, *array.shape[1:]), mode="promise_in_bounds")
 
 
 def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:

@@ -92,7 +92,7 @@ def test_elements_that_are_no_arrays_stay_slices():
 
 
 def test_a_body_that_cannot_be_traced_again_keeps_its_slices(monkeypatch):
-    monkeypatch.setattr(bodies, "_element", lambda *_: 1 / 0)
+    monkeypatch.setattr(bodies, "element_by_number", lambda *_: 1 / 0)
     function = fused(scanned)
     plan = function.explain(X, P)
     assert plan.bodies and not taken(plan)

@@ -17,6 +17,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.writing import Atom, Run, Writer
 from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend.lookups import element_by_number
 
 type Array = Any
 
@@ -138,7 +139,7 @@ def _update(eqn: JaxprEqn, *, wanted: bool) -> Callable[..., list[Array]]:
             at = jnp.broadcast_to(number.astype(places.dtype), (*places.shape[:-1], 1))
             whole = _compat.with_params(eqn, {**eqn.params, "dimension_numbers": numbers})
             (made,) = _compat.bind(whole, [array, jnp.concatenate([at, places], axis=-1), updates])
-        return [made, lax.dynamic_index_in_dim(made, number, keepdims=False) if wanted else number]
+        return [made, element_by_number(made, number) if wanted else number]
 
     return run
 

@@ -5,8 +5,8 @@ product: whatever few reductions are read together can share a kernel whose bloc
 its reductions are all computed inside, and the tree derives what it reads unfinished.
 
 A product alone is the library's: nothing of it is saved, but for slices of arrays, which XLA would copy for it. The price of a tree
-is the least of many, and so more often too low than others: `judging` asks for more where no clock decides. `grouping` asks for these groups in programs on one device; on several, what
-a product sums may be sharded, which XLA's partitioner handles.
+is the least of many, and so more often too low than others: `judging` asks for more where no clock decides. `grouping` asks for
+these groups in programs on one device; on several, what a product sums may be sharded, which XLA's partitioner handles.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.lax import GatherScatterMode
 
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
@@ -21,6 +23,13 @@ from pallasfuse.ir.lookup import Lookup, verify
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend.plans import LARGEST, dtype_of, flat, shape_of
+
+
+def element_by_number(array: Any, number: Any) -> Any:
+    """Computes one element of an array of arrays as a gather of one row, which a kernel can do by itself."""
+    rank = array.ndim - 1
+    numbers = lax.GatherDimensionNumbers(tuple(range(rank)), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(array, number[None], numbers, (1, *array.shape[1:]), mode="promise_in_bounds")
 
 
 def with_lookups(

@@ -13,7 +13,7 @@ LONGEST_COLUMN = 1 << 12
 LOADED = 2.0
 """A GPU takes so many operations to find and load an element."""
 _WINDOW, _IN_WINDOW, _OF_FEW = 100.0, 4.0, 14.0
-"""A GPU takes so many operations to begin and end a window, and for each of its elements; the third number for each of few elements,
+"""A GPU takes so many operations to begin and end a window, and for each of its elements; the third number for each of few,
 whose loop is written out. (Windows of 2 x 2, 3 x 3 and 7 x 7 around each of 0.8 to 8.4 million elements on an H100; running sums
 agree. On an H200 windows of 4, 8, 9, 27, 49 and 125 elements take 72, 114, 135, 184, 287 and 591 operations.)"""
 
