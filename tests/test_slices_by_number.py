@@ -10,11 +10,15 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse import bodies
+from pallasfuse.device import find
+from pallasfuse.first_time import Once
 from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.boundary import NO_LOOP
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.terms import Price
+from pallasfuse.primitive import FusedCall
+from pallasfuse.targets import default_for
 
 LAYERS, ROWS, WIDTH = 5, 8, 32
 
@@ -149,3 +153,57 @@ def test_the_form_is_used_whose_kernels_save_more(by_number, sliced, best):
     forms = [bodies.BodyForm(None, NO_LOOP, by_number=n) for n in (True, False)]
     found = bodies.best_form(forms, lambda form: ("call", by_number if form.by_number else sliced))
     assert (None if found is None else found[0].by_number) == best
+
+
+# --- products, and what a loop carries, on a GPU
+
+H200 = default_for("cuda", frozenset({"9.0"})).on(find("NVIDIA H200", "gpu")).judged(timed=False, one_device=True)
+
+
+def half(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def gated(x, p):
+    """Two products in a row, the second of what lies side by side in the result of the first."""
+    left, right = jnp.split(x @ p["up"], 2, axis=-1)
+    return x + (left * jax.nn.silu(right)) @ p["down"], None
+
+
+def planned_for_gpu(function, *structs):
+    jaxpr = jax.make_jaxpr(function)(*structs)
+    return FusedCall(jaxpr, FuseOptions(check=False, price=True), "function", Once()).plan(H200)
+
+
+@pytest.mark.parametrize(("rows", "number"), [(8, 2), (64, 2), (4096, 0)])
+def test_products_of_few_rows_take_their_weights_by_themselves(rows, number):
+    """A library would have them copied, which takes longer than its product of few rows."""
+    weights = {"up": half(6, 2048, 12288), "down": half(6, 6144, 2048)}
+    plan = planned_for_gpu(lambda x, p: lax.scan(gated, x, p), half(rows, 2048), weights)
+    kernels = [k for b in plan.bodies for k in b.plan.kernels]
+    assert len(taken(plan)) == number == sum(k.takes_slices for k in kernels)
+
+
+def test_a_product_alone_is_the_librarys_where_nothing_is_copied():
+    assert not planned_for_gpu(lambda x, w: x @ w, half(8, 2048), half(2048, 8192)).kernels
+
+
+def test_a_cache_that_a_loop_carries_is_read_where_it_is():
+    """In a scan over layers each cache gets one more row (`decompositions.in_place`)."""
+
+    def layer(x, now):
+        w, cache = now
+        cache = lax.dynamic_update_slice(cache, (x @ w).reshape(8, 16, 1, 128), (0, 0, 7, 0))
+        scores = jnp.einsum("bhd,bhtd->bht", x.reshape(8, 16, 128), cache, preferred_element_type=jnp.float32)
+        shares = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        return jnp.einsum("bht,bhtd->bhd", shares, cache).reshape(8, 2048), cache
+
+    plan = planned_for_gpu(
+        lambda x, *xs: lax.scan(layer, x, xs), half(8, 2048), half(6, 2048, 2048), half(6, 8, 16, 1024, 128)
+    )
+    assert plan.written_out
+    (body,) = (b.plan for b in plan.bodies)
+    carried = {t.name for t in body.program.inputs if len(t.axes) == 5}
+    updated = {n.name for n in body.program.nests if getattr(n, "form", "") == "update"}
+    assert len(carried) == len(updated) == 1
+    assert updated <= taken(plan)

@@ -7,10 +7,11 @@ from jax import lax
 
 from pallasfuse import device
 from pallasfuse.ir.plain_work import Trips
-from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.xla import kernels_on
+from pallasfuse.jaxpr_frontend import convert, flatten
+from pallasfuse.jaxpr_frontend.lookups import element_by_number
+from pallasfuse.price.xla import XlaPrices, kernels_on
 from pallasfuse.price.xla_forms import Opaque
-from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before, updated
+from pallasfuse.price.xla_trips import copied_for_libraries, copied_in_a_trip, filled_before, updated
 
 CPU = device.assumed("cpu")
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -38,7 +39,7 @@ def copies(step, on=H100):
     ("step", "expected"),
     [
         (lambda c, w: (jnp.tanh(c * w), None), 0),
-        (lambda c, w: (jnp.tanh(c @ w), None), 1),
+        (lambda c, w: (jnp.tanh(c @ w), None), 2),
         (lambda c, w: (c, w @ c), 2),
         (lambda c, w: (jnp.tanh(c * w), jnp.sin(c * w)), 1),
         (lambda c, w: ((y := jnp.tanh(c * w)), y), 1),
@@ -100,3 +101,47 @@ def test_arrays_of_stacked_results_are_filled_once(on):
 
     assert filled(lambda c, w: (c, w + c)) == TRIPS * ONE
     assert not filled(lambda c, w: (c + w, None))
+
+
+# --- slices that a library reads
+
+WEIGHTS = jax.ShapeDtypeStruct((TRIPS, N, N), jnp.bfloat16)
+WIDER = jax.ShapeDtypeStruct((TRIPS, 4096, 4096), jnp.bfloat16)
+CACHES = jax.ShapeDtypeStruct((TRIPS, 8, 1024, 128), jnp.bfloat16)
+
+
+def rows(number, width=N):
+    return jax.ShapeDtypeStruct((number, width), jnp.bfloat16)
+
+
+def copied(function, *arguments, on=H100):
+    """The slices by number that are copied for libraries, by their bytes."""
+    program = convert(
+        flatten(jax.make_jaxpr(lambda i, *a: function(*a[:-1], element_by_number(a[-1], i)))(0, *arguments))
+    ).program
+    prices = XlaPrices(program, on)
+    price = copied_for_libraries(prices.program, kernels_on(on, program), prices.slices, on)
+    return [t.amount / 2 for t in price.terms if t.unit == "B"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (lambda x, w: x @ w, (rows(8), WEIGHTS), [ONE]),
+        (lambda x, w: x + jax.nn.silu(x) @ w, (rows(64), WEIGHTS), [ONE]),
+        (lambda x, w: x @ w, (rows(1, 4096), WIDER), [16 * ONE]),
+        (lambda x, w: jnp.einsum("hd,htd->ht", x, w), (rows(8, 128), CACHES), []),
+        (lambda x, w: jax.nn.softmax(x * w), (rows(N), WEIGHTS), []),
+    ],
+    ids=["a product", "with maps", "a vector", "a vector for each head", "no product"],
+)
+def test_slices_are_copied_for_products(function, arguments, expected):
+    assert copied(function, *arguments) == expected
+
+
+def test_a_kernel_that_reads_a_slice_where_it_is_saves_the_copy():
+    program = convert(flatten(jax.make_jaxpr(lambda i, x, w: x @ element_by_number(w, i))(0, rows(8), WEIGHTS))).program
+    (product,) = program.outputs
+    prices = XlaPrices(program, H100)
+    assert prices.price().us > 2 * prices.price(frozenset({product}), frozenset(t.name for t in program.inputs)).us
+    assert prices.price().us == pytest.approx(prices.us())
