@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Random, Size, booleans, half, integers, normal, pick, program
+from benchmarks.workloads.transformer_models import library
 from benchmarks.workloads.twenty_sixth_parts import drawn, is_random
 
 GROUP = "thirty-fourth"
@@ -393,13 +394,12 @@ def _named(size: Size) -> Built:
     It is FlaxBeitForMaskedImageModeling of transformers, with settings that are seldom used: each layer has its own biases by
     place, places are learned too, branches have learned scales, heads are wide and few, and shares of the last layer are read.
     """
-    from transformers import BeitConfig, FlaxBeitForMaskedImageModeling
-
+    transformers = library()
     b, side, patch, n, h, depth, codes = pick(
         size, (32, 224, 16, 512, 4, 6, 8192), (8, 64, 8, 192, 3, 6, 1024), (1, 8, 4, 8, 2, 2, 11)
     )
     dtype, many = half(size), (side // patch) ** 2
-    config = BeitConfig(
+    config = transformers.BeitConfig(
         vocab_size=codes,
         hidden_size=n,
         num_hidden_layers=depth,
@@ -415,7 +415,9 @@ def _named(size: Size) -> Built:
         drop_path_rate=0.0,
         layer_norm_eps=1e-6,
     )
-    model = FlaxBeitForMaskedImageModeling(config, _do_init=False, dtype=dtype, input_shape=(1, side, side, 3))
+    model = transformers.FlaxBeitForMaskedImageModeling(
+        config, _do_init=False, dtype=dtype, input_shape=(1, side, side, 3)
+    )
     structs = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), (1, side, side, 3)))
 
     def run(p, photo, hidden, code):

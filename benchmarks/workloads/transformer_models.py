@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from benchmarks.workloads.registry import Built, Size, add, half, integers, like, normal, pick
 
 
-def _library() -> Any:
-    """The library, without PyTorch and TensorFlow."""
+def library() -> Any:
+    """This imports the library, without PyTorch and TensorFlow."""
     os.environ.setdefault("USE_TORCH", "0")
     os.environ.setdefault("USE_TF", "0")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -39,7 +39,7 @@ def _clip_with_old_names(clip: Any) -> Any:
 
 
 def _model(size: Size, kind: str, configuration: Any, inputs: dict[str, Any]) -> Built:
-    model = getattr(_library(), kind)(configuration, dtype=half(size), _do_init=False)
+    model = getattr(library(), kind)(configuration, dtype=half(size), _do_init=False)
     structs = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), model.input_shape))
 
     def run(parameters: Any, inputs: Any) -> Any:
@@ -60,7 +60,7 @@ def _tokens(size: Size, tokens: int, vocabulary: int, *, batch: int | None = Non
 def _gpt2(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
     n, heads, most, vocabulary = pick(size, (768, 12, 1024, 50257), (256, 4, 256, 1000), (16, 2, 8, 50))
     batch, tokens = (1, tokens) if tokens else (None, most)
-    configuration = _library().GPT2Config(
+    configuration = library().GPT2Config(
         n_embd=n, n_head=heads, n_layer=layers, vocab_size=vocabulary, n_positions=tokens
     )
     return _model(size, "FlaxGPT2Model", configuration, _tokens(size, tokens, vocabulary, batch=batch))
@@ -69,7 +69,7 @@ def _gpt2(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
 def _bert(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
     n, heads, most, vocabulary = pick(size, (768, 12, 512, 30522), (256, 4, 256, 1000), (16, 2, 8, 50))
     batch, tokens = (1, tokens) if tokens else (None, most)
-    configuration = _library().BertConfig(
+    configuration = library().BertConfig(
         hidden_size=n,
         num_attention_heads=heads,
         num_hidden_layers=layers,
@@ -83,7 +83,7 @@ def _bert(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
 def _llama(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
     n, heads, most, vocabulary = pick(size, (2048, 16, 1024, 32000), (256, 4, 256, 1000), (16, 2, 8, 50))
     batch, tokens = (1, tokens) if tokens else (None, most)
-    configuration = _library().LlamaConfig(
+    configuration = library().LlamaConfig(
         hidden_size=n, num_attention_heads=heads, num_key_value_heads=heads // 2, num_hidden_layers=layers,
         intermediate_size=pick(size, 5632, 688, 32), vocab_size=vocabulary, max_position_embeddings=max(tokens, 64),
     )  # fmt: skip
@@ -95,7 +95,7 @@ def _llama(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
 def _t5(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
     n, heads, most, vocabulary = pick(size, (512, 8, 512, 32128), (256, 4, 256, 1000), (16, 2, 8, 50))
     batch, tokens = (1, tokens) if tokens else (None, most)
-    configuration = _library().T5Config(
+    configuration = library().T5Config(
         d_model=n,
         num_heads=heads,
         d_kv=n // heads,
@@ -112,7 +112,7 @@ def _t5(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
 def _whisper(size: Size, tokens: int | None = None, layers: int = 2) -> Built:
     n, heads, frames, words, mels = pick(size, (512, 8, 3000, 256, 80), (256, 4, 512, 64, 80), (16, 2, 16, 8, 8))
     batch, frames, words = (1, 2 * tokens, tokens) if tokens else (pick(size, 4, 1, 1), frames, words)
-    configuration = _library().WhisperConfig(
+    configuration = library().WhisperConfig(
         d_model=n, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads, decoder_attention_heads=heads,
         encoder_ffn_dim=4 * n, decoder_ffn_dim=4 * n, num_mel_bins=mels, max_source_positions=frames // 2,
         max_target_positions=words, vocab_size=100, pad_token_id=0, decoder_start_token_id=1,
