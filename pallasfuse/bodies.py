@@ -21,6 +21,7 @@ import jax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.decompositions.writing import Writer
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
@@ -247,7 +248,8 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
         return None
     constants, carried = counts
     whole = _arrays_by_number(eqn, constants + carried)
-    numbered = _by_number(eqn, constants, whole) if whole else None
+    with_rows = _with_rows_by_number(body)
+    numbered = _by_number(eqn, constants, whole, with_rows) if whole or with_rows is not body else None
     length = eqn.params["length"]
     trips = length if isinstance(length, int) else None
     ways = [_inside(body, [n < constants for n in range(len(eqn.invars))], carried, trips=trips)]
@@ -258,7 +260,8 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if found is None:
         return None
     (before,) = (way.before for way in ways if way.form is found.form)
-    taken = whole if found.form.by_number else ()
+    by_number = found.form.by_number
+    taken = whole if by_number else ()
 
     def run(*operands: Any) -> list[Any]:
         given, init, rest = (
@@ -275,7 +278,7 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
             return [*results[:carried], *(n + 1 for n in number)], results[carried:]
 
         how = {name: eqn.params[name] for name in ("reverse", "unroll", *(() if xs else ("length",)))}
-        last, ys = jax.lax.scan(trip, [*init, *([jax.numpy.int32(0)] if taken else [])], xs, **how)
+        last, ys = jax.lax.scan(trip, [*init, *([jax.numpy.int32(0)] if by_number else [])], xs, **how)
         return [*last[:carried], *ys]
 
     return run
@@ -298,10 +301,26 @@ def _arrays_by_number(eqn: JaxprEqn, first: int) -> tuple[int, ...]:
     )
 
 
-def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int]) -> Jaxpr | None:
+def _with_rows_by_number(body: Jaxpr) -> Jaxpr:
+    """Returns a flat body that takes elements of arrays of arrays as gathers of one row, which kernels can do by themselves: those
+    that it cuts out by a number, as a loop over layers does that is no scan over them. The body itself where it cuts out none."""
+    flat = flatten(body)
+    writer, changed = Writer(flat), False
+    for eqn in flat.eqns:
+        array = eqn.invars[0] if eqn.primitive.name == "dynamic_slice" else None
+        sizes = eqn.params.get("slice_sizes", ())
+        shape = _compat.shape_of(array) if isinstance(array, Var) else ()
+        if len(shape) > 2 and tuple(sizes) == (1, *shape[1:]) and str(_compat.dtype_of(array)) in dtypes.SUPPORTED:
+            changed = True
+            writer.instead(eqn, lambda array, number, *_: [element_by_number(array, number, mode="clip")[None]])
+        else:
+            writer.keep(eqn)
+    return writer.written() if changed else body
+
+
+def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int], body: Jaxpr) -> Jaxpr | None:
     """The body of a scan as a function of its constants, the whole arrays, all other arguments, and the number of the trip; None
     where JAX does not trace it again."""
-    body = eqn.params["jaxpr"]
     others = [n for n in range(constants, len(eqn.invars)) if n not in whole]
 
     def function(*arguments: Any) -> list[Any]:

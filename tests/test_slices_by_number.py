@@ -207,3 +207,28 @@ def test_a_cache_that_a_loop_carries_is_read_where_it_is():
     updated = {n.name for n in body.program.nests if getattr(n, "form", "") == "update"}
     assert len(carried) == len(updated) == 1
     assert updated <= taken(plan)
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_layers_that_a_loop_takes_by_its_counter_are_read_where_they_are(rows):
+    def looped(x, p):
+        return lax.fori_loop(0, 6, lambda i, x: gated(x, jax.tree.map(lambda w: w[i], p))[0], x)
+
+    plan = planned_for_gpu(looped, half(rows, 2048), {"up": half(6, 2048, 12288), "down": half(6, 6144, 2048)})
+    assert [k.takes_slices for b in plan.bodies for k in b.plan.kernels] == [True, True]
+
+
+@pytest.mark.parametrize("shift", [0, -1, 3], ids=["within", "from the end", "beyond the last"])
+def test_rows_taken_by_a_number_are_those_that_xla_cuts_out(shift):
+    """A number beyond the last row names that one, as `dynamic_slice` has it."""
+
+    def looped(x, p):
+        def body(i, x):
+            (gain, weights) = (lax.dynamic_index_in_dim(p[n], i + shift, keepdims=False) for n in ("gain", "weights"))
+            return layer(x, {"gain": gain, "weights": weights})[0]
+
+        return lax.fori_loop(0, LAYERS, body, x)
+
+    function = fused(looped)
+    assert len(taken(function.explain(X, P))) == 1
+    close(function(X, P), looped(X, P))

@@ -25,11 +25,11 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend.plans import LARGEST, dtype_of, flat, shape_of
 
 
-def element_by_number(array: Any, number: Any) -> Any:
+def element_by_number(array: Any, number: Any, mode: str = "promise_in_bounds") -> Any:
     """Computes one element of an array of arrays as a gather of one row, which a kernel can do by itself."""
     rank = array.ndim - 1
     numbers = lax.GatherDimensionNumbers(tuple(range(rank)), collapsed_slice_dims=(0,), start_index_map=(0,))
-    return lax.gather(array, number[None], numbers, (1, *array.shape[1:]), mode="promise_in_bounds")
+    return lax.gather(array, number[None], numbers, (1, *array.shape[1:]), mode=mode)
 
 
 def with_lookups(
