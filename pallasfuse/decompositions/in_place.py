@@ -15,7 +15,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
-from pallasfuse.decompositions.writing import Atom, Run, Writer
+from pallasfuse.decompositions.writing import Atom, Run, Writer, one_dimension_more
 from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.jaxpr_frontend.lookups import element_by_number
 
@@ -35,17 +35,17 @@ class _Updated:
     updates: tuple[JaxprEqn, ...]
 
 
-def updated_in_place(eqn: JaxprEqn) -> Run | None:
+def updated_in_place(eqn: JaxprEqn, may: Callable[[JaxprEqn], bool] = lambda _: True) -> Run | None:
     """Returns what computes a scan that carries the arrays of which it updates slices; None where it has no such slices.
 
-    Every element is computed as it was.
+    Every element is computed as it was. may: says whether an update may be written in another way.
     """
     counts, length = _compat.scan_counts(eqn), eqn.params["length"]
     if counts is None or not isinstance(length, int) or length < 2:
         return None
     constants, carried = counts
     body = flatten(eqn.params["jaxpr"])
-    found = [] if body.effects else _updated_slices(body, constants + carried, carried)
+    found = [one for one in _updated_slices(body, constants + carried, carried) if all(map(may, one.updates))]
     if not found:
         return None
     taken, given = {one.slice for one in found}, {one.result for one in found}
@@ -147,14 +147,3 @@ def _update(eqn: JaxprEqn, *, wanted: bool) -> Callable[..., list[Array]]:
 def _not_short(places: Array) -> Array:
     """Places in a type that has the numbers of all trips."""
     return places if places.dtype.itemsize >= 4 else places.astype(jnp.int32)
-
-
-def one_dimension_more(numbers: lax.ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
-    """Returns the dimension numbers of an update of an array with one more dimension, its first, whose place comes first."""
-    return lax.ScatterDimensionNumbers(
-        update_window_dims=numbers.update_window_dims,
-        inserted_window_dims=(0, *(d + 1 for d in numbers.inserted_window_dims)),
-        scatter_dims_to_operand_dims=(0, *(d + 1 for d in numbers.scatter_dims_to_operand_dims)),
-        operand_batching_dims=tuple(d + 1 for d in numbers.operand_batching_dims),
-        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )

@@ -14,8 +14,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.in_place import one_dimension_more
-from pallasfuse.decompositions.writing import wide
+from pallasfuse.decompositions.writing import one_dimension_more, wide
 
 type Array = Any
 

@@ -144,3 +144,14 @@ def has_types_of(atoms: Sequence[Atom], others: Sequence[Atom]) -> bool:
     """Have atoms the shapes and types of others?"""
     found, wanted = ([(_compat.shape_of(a), _compat.dtype_of(a)) for a in of] for of in (atoms, others))
     return found == wanted
+
+
+def one_dimension_more(numbers: lax.ScatterDimensionNumbers) -> lax.ScatterDimensionNumbers:
+    """Returns the dimension numbers of an update of an array with one more dimension, its first, whose place comes first."""
+    return lax.ScatterDimensionNumbers(
+        update_window_dims=numbers.update_window_dims,
+        inserted_window_dims=(0, *(d + 1 for d in numbers.inserted_window_dims)),
+        scatter_dims_to_operand_dims=(0, *(d + 1 for d in numbers.scatter_dims_to_operand_dims)),
+        operand_batching_dims=tuple(d + 1 for d in numbers.operand_batching_dims),
+        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
+    )

@@ -108,7 +108,7 @@ class Judge:
         made, read = self._beside([group])
         if (made, read) not in self._known.alone_us:
             part = part_of(self.graph.program, made, read)
-            self._known.alone_us[made, read] = XlaPrices(part, self.device, self._known.prices.slices).us()
+            self._known.alone_us[made, read] = XlaPrices(part, self.device).us()
         return self._known.alone_us[made, read]
 
     def is_shared(self, groups: Iterable[Group]) -> bool:

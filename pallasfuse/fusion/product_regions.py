@@ -130,13 +130,8 @@ def build(graph: Graph, names: frozenset[str], target: Target, context: Context 
     behind = frozenset().union(*(graph.ancestors[n] for n in names))
     outside = frozenset(n.name for n in graph.reductions() if n.name in behind - names)
     slices = frozenset(n.name for n in graph.program.nests if is_slice(n))
-    stored_maps = materialized_maps(graph, outside, names) | context.made
-    bodies = graph.inlined(stored_maps)
+    bodies = graph.inlined(materialized_maps(graph, outside, names) | context.made)
     inside = [with_body(n, bodies) for n in members]
-    if moved_reads(inside, bodies) and any(not slices.isdisjoint(n.reads) for n in inside):
-        # for the sake of the slices, which a library would have copied, XLA stores the other operands
-        bodies = graph.inlined(stored_maps | _maps_read(graph, members))
-        inside = [with_body(n, bodies) for n in members]
     if any(n.picks or any(a.extent > MOST_POSITIONS for a in (*n.axes, *n.reduced)) for n in inside):
         return None
     if any(unsupported(n, target) for n in inside) or moved_reads(inside, bodies):
@@ -152,12 +147,6 @@ def build(graph: Graph, names: frozenset[str], target: Target, context: Context 
     if not any(map(product_operands, inside)) or not _is_more_than_a_product(inside, outputs, slices):
         return None
     return _candidate(graph, inside, outputs, target)
-
-
-def _maps_read(graph: Graph, members: Collection[Nest]) -> frozenset[str]:
-    """The maps that reductions read as they stand in the program."""
-    read = {t for n in members for t in n.reads if t in graph.nests}
-    return frozenset(t for t in read if not graph.nests[t].is_reduction)
 
 
 def _maps_behind(graph: Graph, names: frozenset[str], bodies: Mapping[str, Expr], target: Target) -> frozenset[str]:

@@ -41,10 +41,9 @@ def price_xla(
 class XlaPrices:
     """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
 
-    def __init__(self, program: LoopProgram, device: Device, slices: frozenset[str] = frozenset()) -> None:
-        """slices: the inputs that are slices of arrays, besides those of the program that are told by numbers."""
+    def __init__(self, program: LoopProgram, device: Device) -> None:
         self.program, self.device = as_xla_runs(program, one_by_one=device.platform == "cpu"), device
-        self.slices = slices.union(n.name for n in program.nests if is_slice(n))
+        self.slices = frozenset(n.name for n in program.nests if is_slice(n))
         self._known = Known()
         self._of_kernels: dict[object, Price] = {}
 
@@ -174,7 +173,7 @@ def _priced_loop(work: Trips[LoopProgram], device: Device) -> tuple[Price, Price
     """The price of what XLA does before a loop, what it moves out of it among that, and of one trip."""
     program = work.body.value
     outside = unchanging(program, work.constants)
-    inside = kernels_on(device, program, made=outside, owned=updated(program, work.boundary.value))
+    inside = kernels_on(device, program, made=outside, owned=updated(program, work.boundary.value, device))
     before = kernels_on(device, replace(program, outputs=tuple(sorted(outside)))) if outside else []
     once, each = total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
     once += filled_before(program, work.boundary.value, work.trips, device)

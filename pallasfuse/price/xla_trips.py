@@ -8,6 +8,7 @@ compiled for an H100; in a program of 480 products with weights of such loops, a
 `stored_at_boundary` has what our own kernels add.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pallasfuse.device import Device
@@ -31,23 +32,25 @@ def filled_before(program: LoopProgram, boundary: NamedBoundary, trips: int, dev
     return total([Price(memory.us + one.us, (memory, one))] if moved else [])
 
 
-def updated(program: LoopProgram, boundary: NamedBoundary) -> frozenset[str]:
-    """Finds the carried values that a trip hands on with updates: XLA writes these over them, whoever else reads them before.
+def updated(program: LoopProgram, boundary: NamedBoundary, device: Device) -> frozenset[str]:
+    """Finds the carried values that a trip hands on with updates which XLA writes over them.
 
-    (Ten loops, compiled for an H100: rows written or added to where others read the old rows, the new ones, or all.)
+    On a GPU it does whoever else reads them. (Ten loops, compiled for an H100: rows written or added to where others read the old
+    rows, the new ones, or all.) On a CPU it may compute an update inside of what reads it, and copy the old array for that: there
+    only values that nothing else reads are found.
     """
     makers = {n.name: n for n in program.nests}
+    reads = Counter(t for n in program.nests for t in n.reads)
 
-    def updates(new: str, old: str) -> bool:
-        found = False
-        while (
-            new != old
-            and isinstance(node := makers.get(new), External)
-            and (node.form == "update" or node.moves_nothing)
-        ):
+    def updates(result: str, old: str) -> bool:
+        new, found, read = result, False, reads[result] > 0
+        while new != old and isinstance(node := makers.get(new), External):
+            if node.form != "update" and not node.moves_nothing:
+                break
             found |= node.form == "update"
             new = node.operands[0] if node.lookup is None else node.lookup.source.name
-        return found and new == old
+            read |= reads[new] > 1
+        return found and new == old and not (read and device.platform == "cpu")
 
     return frozenset(old for old, new in boundary.carried if updates(new, old))
 
@@ -85,8 +88,8 @@ def copied_for_libraries(
 def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> list[str]:
     """Those of the tensors that a library reads, which takes no part of an array by itself; a kernel of XLA's own does.
 
-    Nor do products with maps before or after them. The product of a vector and one matrix is a library's, but each of a batch is a
-    reduction. (Twelve loops, compiled for an H100.)
+    Products with maps before or after them count as the library's. So does that of a vector and one matrix, but each of a batch is
+    a reduction. (Twelve loops, compiled for an H100.)
     """
     libraries = (
         k for k in kernels

@@ -30,7 +30,7 @@ def loop(step):
 def copies(step, on=H100):
     """The number of values that are copied in a trip."""
     body, boundary = loop(step)
-    price = copied_in_a_trip(body, kernels_on(on, body, owned=updated(body, boundary)), boundary, on)
+    price = copied_in_a_trip(body, kernels_on(on, body, owned=updated(body, boundary, on)), boundary, on)
     moved = sum(t.amount for t in price.terms if t.unit == "B")
     return moved / (2 * ONE)
 
@@ -68,20 +68,36 @@ def written(c, w, at=0):
         (lambda c, w: (written(c, w), c.sum()), True),
         (lambda c, w: (c.at[w[0, :4].astype(int)].add(w[:4]), None), True),
         (lambda c, w: (written(written(c, w), w + 1, 5), None), True),
+        (lambda c, w: (lax.dynamic_update_slice(c.reshape(-1, 4, N), w[None, :4], (3, 0, 0)).reshape(N, N), None), True),
         (lambda c, w: (written(c, w) + 1, None), False),
         (lambda c, w: (written(c + 1, w), None), False),
         (lambda c, w: (c + 1, written(c, w)), False),
     ],
-    ids=["a row", "all is read before", "rows added to", "two rows", "a map of it", "a map before", "not carried"],
+    ids=["a row", "all is read before", "rows added to", "two rows", "other shapes", "a map of it", "a map before", "not carried"],
 )  # fmt: skip
 def test_updates_are_written_over_what_a_loop_carries(step, in_place):
     body, boundary = loop(step)
     ((old, _),) = boundary.carried
-    assert updated(body, boundary) == ({old} if in_place else set())
-    kernels = [k for k in kernels_on(H100, body, owned=updated(body, boundary)) if isinstance(k, Opaque)]
+    assert updated(body, boundary, H100) == ({old} if in_place else set())
+    kernels = [k for k in kernels_on(H100, body, owned=updated(body, boundary, H100)) if isinstance(k, Opaque)]
     if in_place:
         assert kernels and all(k.read_bytes + k.written_bytes < ONE for k in kernels)
         assert copies(step) == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "in_place"),
+    [
+        (lambda c, w: (written(c, w), None), True),
+        (lambda c, w: (written(written(c, w), w + 1, 5), None), True),
+        (lambda c, w: (written(c, w), c.sum()), False),
+        (lambda c, w: ((new := written(c, w)), new.sum()), False),
+    ],
+    ids=["a row", "two rows", "all is read before", "all is read after"],
+)
+def test_a_cpu_may_update_inside_of_what_reads(step, in_place):
+    body, boundary = loop(step)
+    assert bool(updated(body, boundary, CPU)) == in_place
 
 
 def test_what_is_updated_and_stacked_is_copied():
@@ -132,8 +148,9 @@ def copied(function, *arguments, on=H100):
         (lambda x, w: x @ w, (rows(1, 4096), WIDER), [16 * ONE]),
         (lambda x, w: jnp.einsum("hd,htd->ht", x, w), (rows(8, 128), CACHES), []),
         (lambda x, w: jax.nn.softmax(x * w), (rows(N), WEIGHTS), []),
+        (lambda x, w: jnp.sort(w), (rows(N), WEIGHTS), [ONE]),
     ],
-    ids=["a product", "with maps", "a vector", "a vector for each head", "no product"],
+    ids=["a product", "with maps", "a vector", "a vector for each head", "no product", "sorted"],
 )
 def test_slices_are_copied_for_products(function, arguments, expected):
     assert copied(function, *arguments) == expected
