@@ -257,7 +257,7 @@ def _update(
     owned: as in `xla_kernels`. inside: the operands that are computed as they are stored, and their bodies.
     """
     target, *others = node.operands
-    source = _without_changes(target, program)
+    source = without_changes(target, program)
     changed = max((sizes[t] for t in others), default=sizes[node.name])
     read = {t: sizes[t] for t in others if t not in inside}
     for body in inside.values():
@@ -281,7 +281,7 @@ def _update(
     )
 
 
-def _without_changes(tensor: str, program: LoopProgram) -> str:
+def without_changes(tensor: str, program: LoopProgram) -> str:
     """The tensor that another one is in another shape."""
     makers = {n.name: n for n in program.nests}
     while tensor in makers:

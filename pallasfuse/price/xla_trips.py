@@ -19,6 +19,7 @@ from pallasfuse.price import cpu
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_kernels import without_changes
 
 
 def filled_before(program: LoopProgram, boundary: NamedBoundary, trips: int, device: Device) -> Price:
@@ -43,13 +44,10 @@ def updated(program: LoopProgram, boundary: NamedBoundary, device: Device) -> fr
     reads = Counter(t for n in program.nests for t in n.reads)
 
     def updates(result: str, old: str) -> bool:
-        new, found, read = result, False, reads[result] > 0
-        while new != old and isinstance(node := makers.get(new), External):
-            if node.form != "update" and not node.moves_nothing:
-                break
-            found |= node.form == "update"
-            new = node.operands[0] if node.lookup is None else node.lookup.source.name
-            read |= reads[new] > 1
+        new, found, read = without_changes(result, program), False, reads[result] > 0
+        while isinstance(node := makers.get(new), External) and node.form == "update":
+            read |= reads[node.operands[0]] > 1
+            new, found = without_changes(node.operands[0], program), True
         return found and new == old and not (read and device.platform == "cpu")
 
     return frozenset(old for old, new in boundary.carried if updates(new, old))

@@ -68,7 +68,7 @@ def written(c, w, at=0):
         (lambda c, w: (written(c, w), c.sum()), True),
         (lambda c, w: (c.at[w[0, :4].astype(int)].add(w[:4]), None), True),
         (lambda c, w: (written(written(c, w), w + 1, 5), None), True),
-        (lambda c, w: (lax.dynamic_update_slice(c.reshape(-1, 4, N), w[None, :4], (3, 0, 0)).reshape(N, N), None), True),
+        (lambda c, w: (lax.dynamic_update_slice(c[:, None], w[:4, None], (3, 0, 0))[:, 0], None), True),
         (lambda c, w: (written(c, w) + 1, None), False),
         (lambda c, w: (written(c + 1, w), None), False),
         (lambda c, w: (c + 1, written(c, w)), False),
