@@ -6,7 +6,8 @@ is not taken apart.
 
 The body of a scan may be planned in two forms. In one, XLA cuts an element for each trip from every array that the scan runs over,
 and stores it for the kernel that reads it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads
-its element where it lies. The form is used whose kernels save more.
+its element where it lies; so it does with what the body cuts out by a number itself, as a `fori_loop` over layers does. The form is
+used whose kernels save more.
 """
 
 import math
@@ -42,7 +43,8 @@ class BodyForm:
     boundary: Boundary
     """This says which arguments and results of the body the loop slices, carries from trip to trip, and stacks."""
     by_number: bool = False
-    """The body gets whole arrays and the number of the trip, instead of an element of each array."""
+    """The body gets the number of the trip, and whole arrays instead of an element of each; what else it cuts out of arrays by
+    numbers it takes as rows."""
     trips: int | None = None
     """The number of trips; None where nobody knows it, or there is no loop."""
     stored: Callable[[Collection[int]], Jaxpr | None] = lambda _: None
@@ -287,8 +289,8 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
 def _arrays_by_number(eqn: JaxprEqn, first: int) -> tuple[int, ...]:
     """The operands of a scan, from the first of those it runs over, whose elements are arrays that a kernel may read.
 
-    None where several trips are written out, or the last one comes first: XLA counts trips as they come, and would find the number
-    of the element by a kernel of its own.
+    There are none where several trips are written out, or the last one comes first: XLA counts trips as they come, and would find
+    the number of the element by a kernel of its own.
     """
     if int(eqn.params["unroll"]) != 1 or eqn.params["reverse"]:
         return ()
@@ -302,25 +304,40 @@ def _arrays_by_number(eqn: JaxprEqn, first: int) -> tuple[int, ...]:
 
 
 def _with_rows_by_number(body: Jaxpr) -> Jaxpr:
-    """Returns a flat body that takes elements of arrays of arrays as gathers of one row, which kernels can do by themselves: those
-    that it cuts out by a number, as a loop over layers does that is no scan over them. The body itself where it cuts out none."""
-    flat = flatten(body)
-    writer, changed = Writer(flat), False
-    for eqn in flat.eqns:
-        array = eqn.invars[0] if eqn.primitive.name == "dynamic_slice" else None
-        sizes = eqn.params.get("slice_sizes", ())
-        shape = _compat.shape_of(array) if isinstance(array, Var) else ()
-        if len(shape) > 2 and tuple(sizes) == (1, *shape[1:]) and str(_compat.dtype_of(array)) in dtypes.SUPPORTED:
-            changed = True
-            writer.instead(eqn, lambda array, number, *_: [element_by_number(array, number, mode="clip")[None]])
-        else:
-            writer.keep(eqn)
-    return writer.written() if changed else body
+    """Returns a flat body in which elements of arrays of arrays that are cut out by a number are gathers of one row instead, which
+    kernels can do by themselves. The body itself where none is cut out, or JAX does not trace it again.
+
+    So a loop takes the weights of its layers by its counter, if it is no scan over them. A number beyond the array means the
+    nearest row to both operations. Rows of numbers are small: XLA cuts them out.
+    """
+
+    def is_row(eqn: JaxprEqn) -> bool:
+        shape = _compat.shape_of(eqn.invars[0]) if eqn.primitive.name == "dynamic_slice" else ()
+        return (
+            len(shape) > 2
+            and isinstance(eqn.invars[0], Var)
+            and tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
+            and math.prod(shape) <= LARGEST
+            and str(_compat.dtype_of(eqn.invars[0])) in dtypes.SUPPORTED
+        )
+
+    try:
+        flat = flatten(body)
+        writer, changed = Writer(flat), False
+        for eqn in flat.eqns:
+            if is_row(eqn):
+                changed = True
+                writer.instead(eqn, lambda array, number, *_: [element_by_number(array, number, mode="clip")[None]])
+            else:
+                writer.keep(eqn)
+        return writer.written() if changed else body
+    except Exception:  # a type that only JAX itself can give: the rows stay slices
+        return body
 
 
 def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int], body: Jaxpr) -> Jaxpr | None:
-    """The body of a scan as a function of its constants, the whole arrays, all other arguments, and the number of the trip; None
-    where JAX does not trace it again."""
+    """A body of a scan as a function of its constants, the whole arrays, all other arguments, and the number of the trip; None
+    where JAX does not trace it again. body: of the same arguments as the scan's own."""
     others = [n for n in range(constants, len(eqn.invars)) if n not in whole]
 
     def function(*arguments: Any) -> list[Any]:

@@ -222,13 +222,34 @@ def test_layers_that_a_loop_takes_by_its_counter_are_read_where_they_are(rows):
 def test_rows_taken_by_a_number_are_those_that_xla_cuts_out(shift):
     """A number beyond the last row names that one, as `dynamic_slice` has it."""
 
-    def looped(x, p):
-        def body(i, x):
-            (gain, weights) = (lax.dynamic_index_in_dim(p[n], i + shift, keepdims=False) for n in ("gain", "weights"))
-            return layer(x, {"gain": gain, "weights": weights})[0]
-
-        return lax.fori_loop(0, LAYERS, body, x)
-
-    function = fused(looped)
+    function = fused(lambda x, p: by_counter(x, p, shift))
     assert len(taken(function.explain(X, P))) == 1
-    close(function(X, P), looped(X, P))
+    close(function(X, P), by_counter(X, P, shift))
+
+
+def by_counter(x, p, shift=0, extra=lambda w, i: 0.0):
+    """The layers, of which each is cut out by the counter of a loop. extra: what else is computed from the weights."""
+
+    def body(i, x):
+        gain, weights = (lax.dynamic_index_in_dim(p[n], i + shift, keepdims=False) for n in ("gain", "weights"))
+        return layer(x, {"gain": gain, "weights": weights})[0] + extra(p["weights"], i)
+
+    return lax.fori_loop(0, LAYERS, body, x)
+
+
+def test_a_part_of_a_row_is_no_row():
+    function = fused(
+        lambda x, p: by_counter(x, p, extra=lambda w, i: lax.dynamic_slice(w, (i, 3, 0), (1, ROWS, WIDTH))[0])
+    )
+    assert len(taken(function.explain(X, P))) == 1
+    (gather,) = (
+        e for b in function.explain(X, P).bodies for e in b.plan.converted.jaxpr.eqns if e.primitive.name == "gather"
+    )
+    assert gather.params["mode"] == lax.GatherScatterMode.CLIP
+
+
+def test_rows_that_cannot_be_traced_stay_slices(monkeypatch):
+    monkeypatch.setattr(bodies, "element_by_number", lambda *_, **__: 1 / 0)
+    function = fused(by_counter)
+    assert not taken(function.explain(X, P))
+    close(function(X, P), by_counter(X, P))
