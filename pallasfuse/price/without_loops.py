@@ -52,6 +52,10 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
         wide = [a for a in side.axes.union(over) if a.extent > 1]
         return strided(wide, over, places, volume(wide))
 
+    def called(name: str) -> str:
+        """The name of a value in the program: a result that is rounded before it is stored may have the name of what is stored."""
+        return named.get(name) or (f"{name}.inside" if name in types else name)
+
     lies: dict[str, tuple[str, tuple[Axis, ...]]] = {}
 
     def of(body: Expr) -> Expr:
@@ -63,17 +67,15 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
             case Load():
                 lies[s.name] = s.tensor, s.indices
             case Let():
-                yield Nest(s.name, s.axes, rename_axes(of(s.value), dict(s.renamed)), s.value.dtype)
+                yield Nest(called(s.name), s.axes, rename_axes(of(s.value), dict(s.renamed)), s.value.dtype)
             case Reduce():
-                yield Nest(named.get(s.name, s.name), s.axes, of(s.value), s.value.dtype, s.over, s.reducer)
+                yield Nest(called(s.name), s.axes, of(s.value), s.value.dtype, s.over, s.reducer)
             case Contract():
                 left, right = sorted((s.lhs, s.rhs), key=lambda side: strides(side, s.over))
                 body = mul(of(left), of(right))
-                yield Nest(
-                    named.get(s.name, s.name), s.axes, body, s.dtype, s.over, SUM, precision=s.precision or "default"
-                )
+                yield Nest(called(s.name), s.axes, body, s.dtype, s.over, SUM, precision=s.precision or "default")
             case Store() if not (isinstance(s.value, Read) and named.get(s.value.tensor) == s.tensor):
                 value = of(s.value)
                 yield Nest(s.tensor, s.indices, value, types.get(s.tensor, value.dtype))
-        if isinstance(s, Reduce | Contract) and s.name in named:
-            lies[s.name] = named[s.name], s.axes
+        if isinstance(s, Let | Reduce | Contract) and called(s.name) != s.name:
+            lies[s.name] = called(s.name), s.axes

@@ -29,6 +29,12 @@ def kernels_of(function, *arguments, **asked):
     return [p.program for k in pf.fuse(function, options=options).explain(*arguments).kernels for p in k.phases]
 
 
+def rounded(x, y):
+    """A product that is rounded to half precision, stored, and read by what comes after it."""
+    product = jnp.matmul(x, y)
+    return product, jnp.sum(jnp.exp(-jnp.square(product - jnp.max(product, -1, keepdims=True))), -1)
+
+
 def shared_softmax(x, w):
     p = jax.nn.softmax(x @ w, axis=-1)
     return p @ w.T, jnp.log(p).sum(-1)
@@ -41,6 +47,7 @@ PROGRAMS = {
         kernels.array(12, 30),
         kernels.array(12, 1),
     ),
+    "rounded product": (rounded, kernels.array(6, 8, dtype=jnp.float16), kernels.array(8, 4, dtype=jnp.int32)),
     "turned result": (
         lambda x, y: jnp.tanh(jnp.einsum("nk,np->pk", x, y) * y.sum(0)[:, None]),
         kernels.array(8, 6),
@@ -57,6 +64,7 @@ def test_it_computes_what_the_kernel_does(name):
     rng = np.random.default_rng(0)
     for program in programs:
         plain = as_program(program)
+        assert len({n.name for n in plain.nests}) == len(plain.nests)
         tensors = {t.name: rng.uniform(0.5, 2, [a.extent for a in t.axes]) for t in program.inputs}
         found, wanted = evaluate(plain, tensors), evaluate_tiles(program, tensors)
         for t in program.outputs:
