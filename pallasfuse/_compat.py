@@ -260,6 +260,14 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int] | None:
     return (constants, carried) if constants + carried + rest == len(eqn.invars) else None
 
 
+def scan_parts[T](
+    operands: tuple[T, ...], counts: tuple[int, int]
+) -> tuple[tuple[T, ...], tuple[T, ...], tuple[T, ...]]:
+    """Returns the operands of a scan in three parts: constants, what it carries, what it runs over. counts: of `scan_counts`."""
+    constants, carried = counts
+    return operands[:constants], operands[constants : constants + carried], operands[constants + carried :]
+
+
 def enclosing_loop() -> Any:
     """The trace of the loop's body that is being traced now, directly or under a transformation; None if there is none."""
     trace = core.trace_ctx.trace

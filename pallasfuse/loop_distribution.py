@@ -55,7 +55,7 @@ def distributed(eqn: JaxprEqn) -> Run | None:
     inside = body if parts is None else parts.inside
 
     def run(*args: Any) -> list[Any]:
-        given, init, xs = args[:constants], args[constants : constants + carried], args[constants + carried :]
+        given, init, xs = _compat.scan_parts(args, counts)
         carry = [None] * carried  # of which this reads nothing
         own = _compat.eval_jaxpr(of_once, of_once.consts, *given, *carry, *([None] * len(xs))) if once else []
         taken = (
@@ -121,10 +121,10 @@ def _trip_by_trip(eqn: JaxprEqn) -> Run | None:
     counts, body, length = _compat.scan_counts(eqn), eqn.params["jaxpr"], eqn.params["length"]
     if counts is None:
         return None
-    constants, carried = counts
+    _, carried = counts
 
     def run(*args: Any) -> list[Any]:
-        given, states, xs = args[:constants], args[constants : constants + carried], args[constants + carried :]
+        given, states, xs = _compat.scan_parts(args, counts)
         slices = dict[int, Any]()
         for n in reversed(range(length)) if eqn.params["reverse"] else range(length):
             row = [lax.index_in_dim(x, n, keepdims=False) for x in xs]

@@ -129,13 +129,9 @@ def _trip_us(loop: JaxprEqn, trips: int, device: Device) -> float:
 
 def _in_one_body(loop: JaxprEqn, trips: int, *operands: Any) -> list[Any]:
     """Runs a loop with so many trips in one body, but for those that are left at the end: as JAX unrolls it."""
-    constants, carried = _compat.scan_counts(loop) or (0, 0)
+    counts = _, carried = _compat.scan_counts(loop) or (0, 0)
     body, count, reverse = loop.params["jaxpr"], loop.params["length"] // trips, loop.params["reverse"]
-    fixed, states, rows = (
-        operands[:constants],
-        operands[constants : constants + carried],
-        operands[constants + carried :],
-    )
+    fixed, states, rows = _compat.scan_parts(operands, counts)
 
     def several(states: tuple[Any, ...], rows: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
         made: list[Any] = []

@@ -113,7 +113,7 @@ _OF_LOOPS = {"scan": in_place.updated_in_place}
 """The rules by which loops are other loops, of the same bodies; they are told which equations may be written in another way."""
 _SURE_OF_COPIES = 1.03
 """A loop that computes the same with fewer copies must be predicted to be so many times as fast on a GPU: what both prices have
-wrong is the same. (Six programs on an H200 were 1.2 to 2 times as fast. Fifteen loops compiled for an H100, whose new slices are
+wrong is the same. (Seven programs on an H200 were 1.2 to 2 times as fast. Fifteen loops compiled for an H100, whose new slices are
 reduced, multiplied, sorted or stacked, copy no array in a trip.) On a CPU a clock must say so."""
 _FOR_KERNELS = frozenset({"ragged_dot_general"})
 """Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""

@@ -119,11 +119,7 @@ def accumulators_apart(eqn: JaxprEqn) -> Run | None:
     first, second = len(kept), len(kept) + len(sums)
 
     def run(*operands: Array) -> list[Array]:
-        given, init, xs = (
-            operands[:constants],
-            operands[constants : constants + carried],
-            operands[constants + carried :],
-        )
+        given, init, xs = _compat.scan_parts(operands, counts)
 
         def trip(state: Any, rows: Any) -> Any:
             states, partial = state

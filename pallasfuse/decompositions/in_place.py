@@ -52,11 +52,7 @@ def updated_in_place(eqn: JaxprEqn, may: Callable[[JaxprEqn], bool] = lambda _: 
     inside, backwards = _with_whole_arrays(body, eqn, found, constants + carried), eqn.params["reverse"]
 
     def run(*operands: Array) -> list[Array]:
-        fixed, init, xs = (
-            operands[:constants],
-            operands[constants : constants + carried],
-            operands[constants + carried :],
-        )
+        fixed, init, xs = _compat.scan_parts(operands, counts)
 
         def trip(state: Any, rows: Any) -> Any:
             at, states, arrays = state
@@ -106,7 +102,6 @@ def _with_whole_arrays(body: Jaxpr, eqn: JaxprEqn, found: list[_Updated], before
     structs = [_compat.struct_of(eqn.invars[before + one.slice]) for one in found]
     number, *arrays = jax.make_jaxpr(lambda *values: values)(jax.ShapeDtypeStruct((), jnp.int32), *structs).invars
     steps = {id(update): one for one in found for update in one.updates}
-    last = {id(one.updates[-1]) for one in found}
     writer = Writer(body)
     newest: dict[int, Atom] = {one.slice: array for one, array in zip(found, arrays, strict=True)}
     for inner in body.eqns:
@@ -115,16 +110,20 @@ def _with_whole_arrays(body: Jaxpr, eqn: JaxprEqn, found: list[_Updated], before
             continue
         one = steps[id(inner)]
         atoms = [number, newest[one.slice], *map(writer.atom, inner.invars[1:])]
-        newest[one.slice], updated = writer.emit(inner, _update(inner, wanted=id(inner) in last), atoms)
-        writer.name(inner.outvars[0], updated)
+        (whole,) = writer.emit(inner, _update(inner), atoms)
+        newest[one.slice] = whole
+        if inner is one.updates[-1]:  # nothing reads what others make
+            (updated,) = writer.emit(inner, lambda at, array: [element_by_number(array, at)], [number, whole])
+            writer.name(inner.outvars[0], updated)
     made = writer.written()
     results = [*newest.values(), *made.outvars]
     made = _compat.replace_jaxpr(made, made.constvars, made.consts, made.eqns, results)
     return flatten(_compat.with_arguments(made, [number, *arrays]))
 
 
-def _update(eqn: JaxprEqn, *, wanted: bool) -> Callable[..., list[Array]]:
-    """Returns an update of one slice of an array, which is said by its number: the array, and what the slice is then, if wanted."""
+def _update(eqn: JaxprEqn) -> Run:
+    """Returns what updates one slice of an array as an equation updates that slice alone: from its number, the array, and the other
+    operands of the equation."""
 
     def run(number: Array, array: Array, *others: Array) -> list[Array]:
         if eqn.primitive.name == "dynamic_update_slice":
@@ -139,11 +138,11 @@ def _update(eqn: JaxprEqn, *, wanted: bool) -> Callable[..., list[Array]]:
             at = jnp.broadcast_to(number.astype(places.dtype), (*places.shape[:-1], 1))
             whole = _compat.with_params(eqn, {**eqn.params, "dimension_numbers": numbers})
             (made,) = _compat.bind(whole, [array, jnp.concatenate([at, places], axis=-1), updates])
-        return [made, element_by_number(made, number) if wanted else number]
+        return [made]
 
     return run
 
 
 def _not_short(places: Array) -> Array:
-    """Places in a type that has the numbers of all trips."""
+    """Returns places in a type that holds the numbers of all trips."""
     return places if places.dtype.itemsize >= 4 else places.astype(jnp.int32)

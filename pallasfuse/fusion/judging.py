@@ -17,7 +17,7 @@ from pallasfuse.price.cpu import NEW_PAGES
 from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price
 from pallasfuse.price.without_loops import WITHOUT_LOOPS
-from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla
+from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla, price_xla
 from pallasfuse.targets import Target
 
 KernelPrice = Callable[[Group, float], Price | str]
@@ -107,8 +107,7 @@ class Judge:
         """XLA's price of the work of a group as a program of its own, whose inputs are what the kernel reads."""
         made, read = self._beside([group])
         if (made, read) not in self._known.alone_us:
-            part = part_of(self.graph.program, made, read)
-            self._known.alone_us[made, read] = XlaPrices(part, self.device).us()
+            self._known.alone_us[made, read] = price_xla(part_of(self.graph.program, made, read), self.device).us
         return self._known.alone_us[made, read]
 
     def is_shared(self, groups: Iterable[Group]) -> bool:

@@ -63,8 +63,8 @@ def stored_to_save_work(
     """Returns the maps that are stored, and computed once. Readers are counted as if no later map were stored for this reason.
 
     moves: the maps that stand for operations that move elements, of which each reads from places of its own, with how often they
-    need an element (`Moves.places_of_their_own`); needed: the nests
-    that are computed; kept: the maps that are stored in any case; inner: what is computed inside of diamonds (`xla_rows`).
+    need an element (`Moves.places_of_their_own`); needed: the nests that are computed; kept: the maps that are stored in any case;
+    inner: what is computed inside of diamonds (`xla_rows`).
     """
     direct, through = _readers(program, moves, needed, kept, inner)
     found: set[str] = set()
