@@ -9,3 +9,7 @@ WITH_BODIES = frozenset({"scan", "while", "cond"})
 """JAX's operations that have bodies or branches of their own, which run when they do."""
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 """The platforms that fused calls are lowered for."""
+UPDATES = frozenset(
+    {"dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"}
+)
+"""The operations that change a part of their first operand."""

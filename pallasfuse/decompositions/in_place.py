@@ -18,12 +18,9 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.writing import Atom, Run, Writer, one_dimension_more
 from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.jaxpr_frontend.lookups import element_by_number
+from pallasfuse.primitive_names import UPDATES
 
 type Array = Any
-
-_UPDATES = frozenset(
-    {"dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ def _updated_slices(body: Jaxpr, before: int, carried: int) -> list[_Updated]:
     found: dict[int, _Updated] = {}
     for number, result in enumerate(body.outvars[carried:]):
         updates, value = list[JaxprEqn](), result
-        while isinstance(value, Var) and (maker := makers.get(value)) is not None and maker.primitive.name in _UPDATES:
+        while isinstance(value, Var) and (maker := makers.get(value)) is not None and maker.primitive.name in UPDATES:
             updates.insert(0, maker)
             value = maker.invars[0]
             if not isinstance(value, Var) or uses[value] != 1:

@@ -37,7 +37,7 @@ from pallasfuse.jaxpr_frontend.plain_work import (
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.jaxpr_frontend.term_products import terms_apart
-from pallasfuse.primitive_names import KERNEL_OF_LOOP
+from pallasfuse.primitive_names import KERNEL_OF_LOOP, UPDATES
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES | places.RULES
@@ -49,9 +49,7 @@ _FORMS: dict[str, ExternalForm] = {
         "elements",
     ),
     **dict.fromkeys(("concatenate", "stack"), "join"),
-    **dict.fromkeys(
-        ("dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), "update"
-    ),
+    **dict.fromkeys(UPDATES, "update"),
 }  # fmt: skip
 """The forms of primitives that may be left to XLA, where one is known; all others are "whole"."""
 _OF_COMPLEX = frozenset(elementwise.RULES) | {"complex", "conj"}

@@ -37,8 +37,8 @@ class Moves:
 
     program: LoopProgram
     places_of_their_own: Mapping[str, float] = field(default_factory=dict)
-    """The operations whose elements come from other places than those that have the same position, with how many elements they take
-    for each of theirs: several where they reduce windows."""
+    """The operations whose elements come from other places than those that have the same position, with how often they need each
+    element of what they read: several times where they reduce windows."""
     stored: frozenset[str] = frozenset()
     """Large joins, and maps of one, that are in memory."""
     threads: Mapping[str, float] = field(default_factory=dict)
