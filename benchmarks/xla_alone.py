@@ -20,6 +20,7 @@ Kinds of programs:
 - `gathers`: elements, and runs of eight, that positions choose within rows: the same positions for all rows, and others for each.
 - `vectors`: products of many matrices with a vector each: queries with their keys, and shares with values, in both orders of the
   dimensions of caches, from arrays alone and from one of a stack of arrays, as loops over layers have them.
+- `one query`: attention of one query for each head in both orders of the dimensions of caches, alone and with a bias.
 - `products with ends`: operands that are computed before a product, and maps of its result.
 - `columns of maps`: columns of values that are computed, which few blocks reduce.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
@@ -347,6 +348,21 @@ def vectors(platform: str) -> Iterator[Case]:
                 yield replace(case, below=1)
 
 
+def one_query(platform: str) -> Iterator[Case]:
+    """Yields attention of one query for each head."""
+
+    def attend(order: str, q: Any, k: Any, v: Any, *bias: Any) -> Any:
+        scores = sum(bias, start=jnp.einsum(f"bhd,{order}->bht", q, k).astype(jnp.float32))
+        return jnp.einsum(f"bht,{order}->bhd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+    for (b, h, t, d), dtype in itertools.product(HEADS, ("bfloat16", "float32")):
+        length = t // SHORTER[platform]
+        for order, shape in {"bhtd": (b, h, length, d), "bthd": (b, length, h, d)}.items():
+            for words, bias in (("", ()), ("with a bias ", (((b, h, length), "float32"),))):
+                yield _case("one query", f"{words}{order} {length}", functools.partial(attend, order),
+                            ((b, h, d), dtype), (shape, dtype), (shape, dtype), *bias)  # fmt: skip
+
+
 ENDS: dict[str, Callable[..., Any]] = {
     "plain": lambda h, b, x: h @ b, "relu@": lambda h, b, x: jax.nn.relu(h) @ b, "@+x": lambda h, b, x: x + h @ b,
     "relu@+x": lambda h, b, x: x + jax.nn.relu(h) @ b, "silu@": lambda h, b, x: jax.nn.silu(h) @ b,
@@ -424,6 +440,7 @@ OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
     "products with ends": products_with_ends, "convolutions": convolutions, "vectors": vectors,
+    "one query": one_query,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

@@ -58,6 +58,12 @@ compute the element: the others run meanwhile."""
 _FAR_BYTES, _NEARER = 1 << 24, 0.4
 """A kernel that reads fewer bytes waits less for each of them, by a power of their share. (120 means and moments of images of 256
 to 4,096 positions with 8 to 2,048 columns, `benchmarks/xla_alone.py pieces`, and 20 kernels of six programs, on an H100.)"""
+_ROWS_AT_ONCE = 4 * WARP
+"""A block that reduces columns of a product asks for so many rows of its matrix, and elements of its vector, at once: each of its
+warps for four."""
+_ADJACENT, _APART = 0.75, 2.0
+"""It waits so many times as long as memory takes: for rows that follow one another, and for rows with those of more than one other
+block between them. (24 products of 8 to 67 MB on an H200, `benchmarks/xla_alone.py vectors "one query"`, and four decoders.)"""
 
 
 def operations_of(bodies: Sequence[Expr]) -> Operations:
@@ -222,7 +228,7 @@ def _idle_us(fusion: LoopFusion, device: Device) -> float:
 
 def _longest_column(fusion: LoopFusion) -> float:
     """Counts the rows, which lie apart in memory, that one block reduces."""
-    if not fusion.reduces_columns or fusion.is_product:
+    if not fusion.reduces_columns or fusion.is_library_product:
         return 0.0
     rows = math.prod(a.extent for a in fusion.reduced)
     return float(rows if rows <= LONGEST_COLUMN else math.ceil(math.sqrt(rows)))
@@ -241,13 +247,15 @@ def _column_us(fusion: LoopFusion, work: Operations, device: Device) -> float:
     tensor, axes = most
     columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
     size = sizes[tensor]
+    longest = max((sizes[t] for t, along in fusion.reads if t in sizes and fusion.reduced & {*along}), default=size)
+    elements = min(columns, WARP * neighbours_of_a_thread(columns, longest))
+    if fusion.is_product:
+        return math.ceil(rows / _ROWS_AT_ONCE) * device.latency_us * (_APART if columns > 2 * elements else _ADJACENT)
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     points = volume(frozenset(a for n in fusion.roots for a in (*n.axes, *n.reduced)))
     again = sum(not fusion.reduced.isdisjoint(axes) for _, axes in _loaded(fusion)) - 1
     each = work.in_full / max(1, points) + LOADED * max(0, again) + len(fusion.roots) - 1
     waiting = _COLUMN_ELEMENT * float(min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER)
-    longest = max((sizes[t] for t, along in fusion.reads if t in sizes and fusion.reduced & {*along}), default=size)
-    elements = min(columns, WARP * neighbours_of_a_thread(columns, longest))
     vector = (waiting + _FILLS * each) * elements * device.multiprocessors / device.vector_gop_s
     return 1e-3 * rows * max(run / rate, vector)

@@ -16,8 +16,9 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.price.moves import computed_from
 from pallasfuse.price.xla import kernels_on
 from pallasfuse.price.xla_forms import LoopFusion
-from pallasfuse.price.xla_kernels import Known, needed_nests
+from pallasfuse.price.xla_kernels import needed_nests
 from pallasfuse.price.xla_plain import condenses
+from pallasfuse.price.xla_programs import Known
 
 Names = frozenset[str]
 

@@ -24,9 +24,10 @@ from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits, habits_on
-from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
+from pallasfuse.price.xla_kernels import gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_orders import turned_bytes
+from pallasfuse.price.xla_programs import Known
 from pallasfuse.price.xla_repeats import with_repeated
 from pallasfuse.price.xla_trips import copied_for_libraries, copied_in_a_trip, filled_before, updated
 
@@ -77,7 +78,7 @@ class XlaPrices:
             names = kernel.makes
             key = (
                 names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
-                kernel.cached_bytes, kernel.pieces, kernel.window_operations,
+                kernel.cached_bytes, kernel.pieces, kernel.window_operations, tuple(n.axes for n in kernel.roots),
             )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}

@@ -138,6 +138,12 @@ class LoopFusion:
         return self.streams_matrix and len(self.roots) == 1
 
     @property
+    def is_library_product(self) -> bool:
+        """Is it the product of a vector and one matrix, which is a library's? Each of a batch is computed in a loop."""
+        kept = [frozenset(axes) - self.reduced for _, axes in self.reads]
+        return self.is_product and sum(map(len, kept)) == len(frozenset().union(*kept))
+
+    @property
     def turns(self) -> bool:
         """Does it bring the dimensions of most of what it reads in another order?"""
         turned = 0.0

@@ -44,6 +44,8 @@ class Habits:
     """Few enough rows of a product for its other operand to be computed as it is read: once, in one tile."""
     fuses_moves: bool = False
     """Operations that take, join or rearrange elements are computed where their results are read."""
+    chooses_orders: bool = False
+    """What loops make lies in memory in the order of what it is made of."""
 
 
 _FUSED_ROWS = 128
@@ -63,5 +65,6 @@ def habits_on(device: Device) -> Habits:
             smallest_product=_SMALLEST_PRODUCT,
             fused_rows=_FUSED_ROWS,
             fuses_moves=True,
+            chooses_orders=True,
         )
     return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)

@@ -8,14 +8,14 @@ CPU; on a GPU it is computed in each of them, where that does not take longer.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, applied_in, postorder, read, reads_in, substitute
+from pallasfuse.ir.expr import Apply, Expr, Read, applied_in, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
 from pallasfuse.price import instruction_fusion
@@ -30,37 +30,12 @@ from pallasfuse.price.xla_loops import Fusions, ended_inside, with_short_reducti
 from pallasfuse.price.xla_orders import written_as_wanted
 from pallasfuse.price.xla_plain import condenses, plain_kernel
 from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
+from pallasfuse.price.xla_programs import Known
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_reductions import is_product, product_operands
 from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
 from pallasfuse.price.xla_vectors import stored_matrix, turned_elements
-
-
-@dataclass(slots=True)
-class Known:
-    """The results of earlier calls for one program on one platform, beside other kernels."""
-
-    bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
-    """The bodies of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
-    renamings: Renamings = field(default_factory=Renamings)
-    programs: dict[frozenset[str], LoopProgram] = field(default_factory=dict)
-    """Without repetitions, by those of the nests that equal earlier ones which are kept."""
-    repeated: list[str] = field(default_factory=list)
-    """The nests that equal earlier ones."""
-    products: dict[object, LibraryProduct] = field(default_factory=dict)
-    """Calls of a library, by all that differs from one call for the program to the next (`_library_product`)."""
-
-    def without_repetitions(self, program: LoopProgram, kept: frozenset[str]) -> LoopProgram:
-        """The program as `without_repetitions`."""
-        if not self.programs:
-            self.programs[frozenset()] = without_repetitions(program)
-            left = {n.name for n in self.programs[frozenset()].nests}
-            self.repeated = [n.name for n in program.nests if n.name not in left]
-        key = frozenset(name for name in self.repeated if name in kept)
-        if key not in self.programs:
-            self.programs[key] = without_repetitions(program, key)
-        return self.programs[key]
 
 
 def xla_kernels(
@@ -72,7 +47,7 @@ def xla_kernels(
     known: from earlier calls for this program; grows. owned: the inputs that updates may write over.
     """
     known = Known() if known is None else known
-    program = known.without_repetitions(program, made | read)
+    program = known.as_stored(program, made | read, habits)
     of = moves_of(program) if habits.fuses_moves else Moves(program)
     program = of.program
     needed = needed_nests(program, made, read)
@@ -432,62 +407,3 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
         if nest.reducer is None and nest.name not in kept:
             axes[nest.name] = nest.axes
     return bodies
-
-
-# --- equal operations, of which XLA leaves one
-
-
-def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> LoopProgram:
-    """Returns the program without nests that equal an earlier one, but for results and those in `kept`.
-
-    Each operation without a nest gives its result new axes, so nests that read equal results differ by the names of their axes.
-    They are compared as if these were the axes of the first.
-    """
-    named = {*program.outputs, *kept}
-    first: dict[object, Nest | External] = {}
-    same: dict[str, str] = {}
-    alike: dict[Axis, Axis] = {}
-    """The axes that are first met in what is left out, with those of what it equals."""
-    seen = {a for t in program.inputs for a in t.axes}
-    renamings = Renamings()
-    nests: list[Nest | External] = []
-    for nest in program.nests:
-        repeated = bool(same.keys() & nest.reads)
-        key: object
-        if isinstance(nest, External):
-            taking = _taking(nest, same) if repeated else nest
-            new: Nest | External = taking
-            shape = tuple(a.extent for a in nest.axes)
-            key = (nest.operation, taking.operands, nest.dtype, shape) if nest.operation else nest.name
-        else:
-            body = _reading(nest.body, same) if repeated else nest.body
-            new = replace(nest, body=body) if repeated else nest
-            own = (*nest.axes, *nest.reduced)
-            over = tuple(alike.get(a, a) for a in own)
-            if over != own and len(set(over)) == len(over):
-                own, body = over, renamings.renamed(body, own, over)
-            key = own, len(nest.axes), nest.reducer, nest.dtype, nest.precision, nest.picks, body
-        earlier = first.setdefault(key, new)
-        if earlier is not new and nest.name not in named:
-            same[nest.name] = earlier.name
-            pairs = zip(nest.axes, earlier.axes, strict=True)
-            alike |= {a: alike.get(b, b) for a, b in pairs if a not in alike and a not in seen}
-        else:
-            nests.append(new)
-            seen.update(new.axes)
-    return replace(program, nests=tuple(nests)) if same else program
-
-
-def _taking(node: External, same: Mapping[str, str]) -> External:
-    """The operation with other operands, also where it is known which elements of them it takes."""
-    operands = tuple(same.get(t, t) for t in node.operands)
-    found = node.lookup
-    if found is not None:
-        source, table = (replace(t, name=same.get(t.name, t.name)) for t in (found.source, found.table))
-        found = replace(found, source=source, table=table)
-    return replace(node, operands=operands, lookup=found)
-
-
-def _reading(body: Expr, same: dict[str, str]) -> Expr:
-    reads = [n for n in postorder(body) if isinstance(n, Read) and n.tensor in same]
-    return substitute(body, {n: read(same[n.tensor], n.indices, n.dtype) for n in reads})

@@ -93,15 +93,9 @@ def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> 
         k for k in kernels
         if isinstance(k, LibraryProduct)
         or (isinstance(k, Opaque) and k.work is not None)
-        or (isinstance(k, LoopFusion) and k.is_product and _has_no_batch(k))
+        or (isinstance(k, LoopFusion) and k.is_library_product)
     )  # fmt: skip
     return sorted({t for k in libraries for t in k.sources}.intersection(tensors))
-
-
-def _has_no_batch(product: LoopFusion) -> bool:
-    """Have the operands of a product no axis in common but those that are summed?"""
-    kept = [frozenset(axes) - product.reduced for _, axes in product.reads]
-    return sum(map(len, kept)) == len(frozenset().union(*kept))
 
 
 def _writes_alone(maker: XlaKernel | None) -> bool:

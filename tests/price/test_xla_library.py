@@ -9,7 +9,7 @@ from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import kernels_on, price_xla
 from pallasfuse.price.xla_buffers import in_order, result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
-from pallasfuse.price.xla_kernels import without_repetitions
+from pallasfuse.price.xla_programs import without_repetitions
 from pallasfuse.targets import XLA_CPU
 
 CPU = XLA_CPU.device
