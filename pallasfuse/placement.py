@@ -25,10 +25,10 @@ from pallasfuse.price.xla import price_gather
 from pallasfuse.searched import Patience, searched, with_others
 from pallasfuse.spilling import with_fewer_spilled
 from pallasfuse.targets import XLA_CPU, Target
-from pallasfuse.tiles_by_price import with_cheapest_tiles
+from pallasfuse.tiles_by_price import with_cheapest_parts, with_cheapest_tiles
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
-from pallasfuse.tiling.choose import choose, prices_decide, sums_beyond_tiles
+from pallasfuse.tiling.choose import choose, examine, prices_decide, sums_beyond_tiles
 from pallasfuse.tiling.descent import smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.warps import spilled_bytes, with_warps_by_price
@@ -289,6 +289,8 @@ def _fastest(
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
+            if options.price and schedule.parts == 1 and target.platform == "gpu" and not examine(chosen).has_products:
+                schedule, phases = with_cheapest_parts(chosen, schedule, phases, tensors)
         time = us_of(phases) if priced else schedule.time(share)
         if best is None or time < best[0] * (_CLEARLY if target.cluster else 1.0):
             best = time, schedule, phases

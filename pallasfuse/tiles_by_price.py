@@ -1,5 +1,6 @@
-"""This finds tiles by their price, on a CPU: it goes downhill from those of a listed schedule, without a lowering for each."""
+"""Tiles and parts are found by their price here: downhill from those of a listed schedule, tiles without a lowering for each."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -47,3 +48,25 @@ def with_cheapest_tiles(
         return schedule, phases
     own, better = (us_of(of) for of in (phases, again))
     return (other, again) if better < own else (schedule, phases)
+
+
+_CLEARLY = 0.9
+"""More parts must cost less than so much of what fewer cost: each has its own states to write and to combine."""
+
+
+def with_cheapest_parts(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor]
+) -> tuple[Schedule, tuple[Phase, ...]]:
+    """Returns the schedule with its rolled axis in twice as many parts, as often as the price falls by that.
+
+    Blocks that do nothing but load fill a device only where there are several for each multiprocessor.
+    """
+    target, best_us = phases[0].target, us_of(phases)
+    while 2 * schedule.parts <= schedule.trips:
+        other = replace(schedule, parts=2 * schedule.parts)
+        again = lowered_phases(chosen, other, target, tensors)
+        us = math.inf if again is None else us_of(again)
+        if again is None or us > _CLEARLY * best_us:
+            break
+        schedule, phases, best_us = other, again, us
+    return schedule, phases
