@@ -27,8 +27,9 @@ from pallasfuse.verdicts import WHOLE_CALL, Verdict, words_for_kernels, words_fo
 
 BUDGET_S = 0.25
 """The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
-_MORE_FOR_CALLS_S = 1.0
-"""The seconds that a whole call of long programs gets beyond that while its kernels seem to win: it decides on all of them."""
+MORE_FOR_CALLS_S = 1.0
+"""The seconds that a whole call of a long program gets beyond that while its kernels, or another form of it, seem to win: this
+decides on all of them."""
 _SHARE_OF_PROMISED = 0.5
 """Kernels that gain less than this of what they gain alone are looked at again in the call. All gain a little less there, where
 what XLA computes beside them reads what they leave; which ones lose is not worth asking before half of it is missing."""
@@ -348,7 +349,7 @@ def _measured(bench: Bench, plan: Plan) -> Measured:
         _avals(plan),
         bench.device,
         budget_s=BUDGET_S,
-        more_s=_MORE_FOR_CALLS_S,
+        more_s=MORE_FOR_CALLS_S,
         executables=bench.executables,
         parts=plan.boundary.timed,
         below=index_ranges(jaxpr.eqns, jaxpr.invars),

@@ -38,7 +38,7 @@ from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import priced_us, unrolled_surely, unrollings
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
-from pallasfuse.whole_calls import BUDGET_S
+from pallasfuse.whole_calls import BUDGET_S, MORE_FOR_CALLS_S
 
 _MORE_MEMORY = 1.1
 """A form may take so many times as much memory: who computes in chunks has a reason for it."""
@@ -273,7 +273,7 @@ def fastest(
     if known is None and not measure:
         return None, None
     if known is None:
-        found = _compared(jaxpr, ways, device, BUDGET_S)
+        found = _compared(jaxpr, ways, device, BUDGET_S, more_s=MORE_FOR_CALLS_S)
         seconds = found.seconds
         best = min((n for n in ways if n in found.microseconds), key=found.microseconds.__getitem__, default=None)
         best = found.winner if found.winner in ways else best
@@ -416,11 +416,18 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
 
 
 def _compared(
-    jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float, *, runs_up_to: float | None = None
+    jaxpr: Jaxpr,
+    ways: Mapping[str, Jaxpr],
+    device: Any,
+    budget_s: float,
+    *,
+    more_s: float = 0.0,
+    runs_up_to: float | None = None,
 ) -> Measured:
     timed = partial(
         compare,
         budget_s=budget_s,
+        more_s=more_s,
         most_memory=_MORE_MEMORY,
         runs_up_to=runs_up_to,
         executables=executables_of_task(),
