@@ -57,7 +57,7 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float, more_s: float = 
     """Let contenders run in turns. The first is the one to beat: ties are its own.
 
     budget_s: what all measured calls together may take, or twice that for the first few rounds; every contender runs at least once.
-    more_s: what they may take beyond that in the first few rounds, while another contender has the lower median.
+    more_s: what they may take beyond that while another contender has the lower median.
     """
     names = list(contenders)
     reference = names[0]
@@ -91,15 +91,15 @@ def _has_time(
 ) -> bool:
     """Is there time for another round? A little more where there were few, and the next one does not exceed it.
 
-    Long programs that may take more time have the fewest rounds of the test, where one of them is promising.
+    Programs that may take more time take it while one of them is promising, and long ones at least the fewest rounds of the test.
     """
     if spent < budget_s:
         return True
     needed = spent * (rounds + 1) / rounds
-    if rounds >= _ENOUGH_ROUNDS or needed <= 2 * budget_s:
-        return rounds < _ENOUGH_ROUNDS
-    few_of_long = more_s > 0 and rounds <= max(_FEW_ROUNDS)
-    return (needed <= 2 * budget_s + more_s or few_of_long) and _is_promising(samples, reference)
+    if rounds < _ENOUGH_ROUNDS and needed <= 2 * budget_s:
+        return True
+    few_of_long = rounds <= max(_FEW_ROUNDS)
+    return more_s > 0 and (few_of_long or needed <= 2 * budget_s + more_s) and _is_promising(samples, reference)
 
 
 def _is_promising(samples: Mapping[str, Sequence[float]], reference: str) -> bool:

@@ -82,6 +82,19 @@ def test_more_time_makes_fewer_winners_of_ties(spikes, most):
     assert won(**LONG) <= most and won(**LONG) <= won(budget_s=0.25) + 1
 
 
+@pytest.mark.parametrize("spikes", [0.0, 0.1])
+def test_small_gains_of_calls_of_milliseconds_are_found_in_more_time(spikes):
+    def won(gain, **given):
+        noise = {"spread": 0.1, "spikes": spikes}
+        return [
+            race({"a": noisy(5e-3, s, **noise), "b": noisy(5e-3 / gain, s + 500, **noise)}, **given).winner
+            for s in range(100)
+        ].count("b")
+
+    assert won(1.06, **LONG) >= 70 > won(1.06, budget_s=0.25) + 20
+    assert won(1.0, **LONG) <= 1
+
+
 def test_more_time_is_for_those_only_that_seem_to_win():
     spent = []
 
