@@ -23,7 +23,7 @@ from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison, whole_call
 from pallasfuse.verdicts import BODIES, Verdict
-from pallasfuse.whole_calls import BUDGET_S
+from pallasfuse.whole_calls import BUDGET_S, MORE_FOR_CALLS_S
 
 _OURS = "with kernels in the bodies of loops"
 
@@ -83,5 +83,5 @@ def _measured(plan: Plan, other: Plan, device: Any) -> Measured:
     jaxpr = plan.converted.jaxpr
     functions, avals = {XLA: whole_call(other), _OURS: whole_call(plan)}, [v.aval for v in jaxpr.invars]
     below = index_ranges(jaxpr.eqns, jaxpr.invars)
-    timed = partial(compare, budget_s=BUDGET_S, executables=executables_of_task(), below=below)
+    timed = partial(compare, budget_s=BUDGET_S, more_s=MORE_FOR_CALLS_S, executables=executables_of_task(), below=below)
     return apart(lambda: timed(functions, avals, device), device)
