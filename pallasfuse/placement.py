@@ -289,19 +289,19 @@ def _fastest(
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
-            if options.price and schedule.parts == 1 and target.platform == "gpu" and not examine(chosen).has_products:
-                schedule, phases = with_cheapest_parts(chosen, schedule, phases, tensors)
         time = us_of(phases) if priced else schedule.time(share)
         if best is None or time < best[0] * (_CLEARLY if target.cluster else 1.0):
             best = time, schedule, phases
         if (share == 1.0 and schedule.parts == 1 and not priced) or options.tiles:
             break  # the listed order decides where no mask does
-    if best is not None and not options.parts:
-        ranged = _with_ranges(chosen, target, tensors, options)
-        if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
-            return *ranged, None
     if best is not None:
-        return *_with_smaller_tiles_if_near(chosen, best[1], best[2], tensors, options, patience), None
+        schedule, phases = _in_parts(chosen, best[1], best[2], tensors, options)
+        ranged = None if options.parts else _with_ranges(chosen, target, tensors, options)
+        if ranged is not None:
+            ranged = _in_parts(chosen, *ranged, tensors, options)
+            if not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(phases):
+                return *ranged, None
+        return *_with_smaller_tiles_if_near(chosen, schedule, phases, tensors, options, patience), None
     assert refused is not None
     return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
 
@@ -445,6 +445,17 @@ def _candidates(chosen: Group, target: Target) -> list[Schedule]:
         return clusters.schedules(chosen, target)
     in_slices = target.slices_sums and sums_beyond_tiles(chosen, target)
     return [split(chosen, s, target) if in_slices else s for s in choose(chosen, target)]
+
+
+def _in_parts(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...]]:
+    """Returns the same kernel of a GPU in parts, as its price likes it, where it does nothing but load and add."""
+    target = phases[0].target
+    is_whole = schedule.parts == 1 and options.parts is None and not target.cluster
+    if not is_whole or not options.price or target.platform != "gpu" or examine(chosen).has_products:
+        return schedule, phases
+    return with_cheapest_parts(chosen, schedule, phases, tensors)
 
 
 def _split(

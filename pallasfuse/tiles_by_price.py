@@ -14,6 +14,7 @@ from pallasfuse.price import cpu
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.tiling.choose import fixed_axes
 from pallasfuse.tiling.descent import cheapest
+from pallasfuse.tiling.split import most_parts
 
 
 def with_cheapest_tiles(
@@ -50,23 +51,25 @@ def with_cheapest_tiles(
     return (other, again) if better < own else (schedule, phases)
 
 
-_CLEARLY = 0.9
-"""More parts must cost less than so much of what fewer cost: each has its own states to write and to combine."""
+_GAIN_OF_PARTS = 0.9
+"""More parts must cost less than so much of what fewer cost: between schedules of one program the price errs by less."""
 
 
 def with_cheapest_parts(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[Schedule, tuple[Phase, ...]]:
-    """Returns the schedule with its rolled axis in twice as many parts, as often as the price falls by that.
+    """Returns the schedule with its rolled axis in about twice as many parts, as often as the price falls by that.
 
-    Blocks that do nothing but load fill a device only where there are several for each multiprocessor.
+    Blocks that only load and add fill a device where there are several for each multiprocessor. No part is without a trip.
     """
     target, best_us = phases[0].target, us_of(phases)
-    while 2 * schedule.parts <= schedule.trips:
-        other = replace(schedule, parts=2 * schedule.parts)
+    trips, most = schedule.trips, most_parts(chosen, schedule, target)
+    while 2 * schedule.parts <= min(trips, most):
+        parts = -(-trips // -(-trips // (2 * schedule.parts)))
+        other = replace(schedule, parts=parts)
         again = lowered_phases(chosen, other, target, tensors)
         us = math.inf if again is None else us_of(again)
-        if again is None or us > _CLEARLY * best_us:
+        if again is None or us > _GAIN_OF_PARTS * best_us:
             break
         schedule, phases, best_us = other, again, us
     return schedule, phases

@@ -30,6 +30,9 @@ _FIRST_LOOK = 3
 _MOST_ROUNDS = 200
 _ENOUGH_ROUNDS = 10
 """A race with fewer may take twice the time, if it is not decided before."""
+_FOR_FEW = 10.0
+"""Calls that are so long that there are fewer rounds than the test needs may take so many times the time that others get beyond
+theirs."""
 _ROUNDS_AHEAD = {3: 1.5, 4: 1.3, 5: 1.15}
 """When the time is over: by how many rounds more one contender must lead than the other, and how far apart the rounds' medians must
 then be. Leads of more than five rounds count as of five."""
@@ -57,7 +60,7 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float, more_s: float = 
     """Let contenders run in turns. The first is the one to beat: ties are its own.
 
     budget_s: what all measured calls together may take, or twice that for the first few rounds; every contender runs at least once.
-    more_s: what they may take beyond that while another contender has the lower median.
+    more_s: what they may take beyond that while another contender has the lower median; ten times that for the first six rounds.
     """
     names = list(contenders)
     reference = names[0]
@@ -73,7 +76,7 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float, more_s: float = 
             spent += seconds
         rounds += 1
         if rounds >= look:
-            running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
+            running, look = _remaining(running, samples, reference, late=spent >= budget_s), rounds + 1 + rounds // 4
     medians = {n: statistics.median(samples[n]) for n in names}
     ahead = [n for n in names if n != reference and is_ahead(samples[n], samples[reference])]
     tied = {n for n in names if n != reference and n not in ahead and not _faster(samples[reference], samples[n], 1.0)}
@@ -98,8 +101,8 @@ def _has_time(
     needed = spent * (rounds + 1) / rounds
     if rounds < _ENOUGH_ROUNDS and needed <= 2 * budget_s:
         return True
-    few_of_long = rounds <= max(_FEW_ROUNDS)
-    return more_s > 0 and (few_of_long or needed <= 2 * budget_s + more_s) and _is_promising(samples, reference)
+    most_s = _FOR_FEW * more_s if rounds <= max(_FEW_ROUNDS) else more_s
+    return more_s > 0 and needed <= 2 * budget_s + most_s and _is_promising(samples, reference)
 
 
 def _is_promising(samples: Mapping[str, Sequence[float]], reference: str) -> bool:
@@ -108,15 +111,18 @@ def _is_promising(samples: Mapping[str, Sequence[float]], reference: str) -> boo
     return LEAST_GAIN * min(medians.values()) < medians[reference]
 
 
-def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:
+def _remaining(
+    running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str, *, late: bool
+) -> list[str]:
     """Returns the contenders that are not clearly slower than the best so far.
 
-    There are none where it is clear of the last one on which side of the least gain over the reference it ends.
+    There are none where it is clear of the last one on which side of the least gain over the reference it ends. late: the time for
+    telling the others apart is over, and it is enough if that is clear of each.
     """
     best = min(running, key=lambda n: statistics.median(samples[n]))
     kept = [n for n in running if n in (best, reference) or not _faster(samples[best], samples[n], 1.0)]
     others = [n for n in kept if n != reference]
-    if len(others) == 1 and _decided(samples[reference], samples[others[0]]):
+    if (len(others) == 1 or late) and all(_decided(samples[reference], samples[n]) for n in others):
         return []
     return kept if others else []
 

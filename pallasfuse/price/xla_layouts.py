@@ -4,7 +4,7 @@ XLA gives the inputs and the results of a program the order that the program say
 A reduction hands the order of what it reduces on to its result, and so do maps. Scores of one query with keys whose heads lie
 inside, [batch, position, head, channel], are stored as [batch, position, head], whatever the program says, and a softmax of them
 reduces columns. But where any of them is a result of the program, or is computed of an input that has all of their dimensions, the
-reduction writes them in that order at once. (12 attention steps of one query, compiled for an H100.)
+reduction writes them in that order at once. (17 programs with attention of one query, compiled for an H100.)
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ class Layouts:
 
     def __init__(self, program: LoopProgram) -> None:
         self.program = program
-        self._found: _Orders | None = None
+        self._alone: _Orders | None = None
         self._programs: dict[frozenset[str], LoopProgram] = {}
 
     def beside(self, ours: Collection[str]) -> LoopProgram:
@@ -32,13 +32,13 @@ class Layouts:
 
         ours: the tensors that kernels of ours make and read, which lie in the order of the program.
         """
-        if self._found is None:
-            self._found = _orders(self.program)
-        orders, together = self._found.of, self._found.together
-        as_written = frozenset(name for t in ours if t in orders for name in together[t])
+        if self._alone is None:
+            self._alone = _orders(self.program, frozenset())
+        together = self._alone.together
+        as_written = frozenset(name for t in ours if t in self._alone.of for name in together[t])
         if as_written not in self._programs:
-            left = {name: order for name, order in orders.items() if name not in as_written}
-            self._programs[as_written] = _in_order(self.program, left)
+            orders = _orders(self.program, as_written) if as_written else self._alone
+            self._programs[as_written] = _in_order(self.program, orders.of)
         return self._programs[as_written]
 
 
@@ -70,28 +70,46 @@ class _Orders:
     """The tensors whose order is that of one of them."""
 
 
-def _orders(program: LoopProgram) -> _Orders:
-    """Finds the tensors that XLA stores in another order than the program's."""
-    nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
+def _orders(program: LoopProgram, as_written: frozenset[str]) -> _Orders:
+    """Finds the tensors that XLA stores in another order than the program's. as_written: these are not among them."""
+    sources = _sources(program)
+    while True:
+        found = _handed_on(sources, as_written)
+        given = _given(program, sources, found.of)
+        if not given:
+            return found
+        as_written |= {name for t in given for name in found.together[t]}  # others may have their orders from these
+
+
+def _sources(program: LoopProgram) -> dict[str, tuple[Nest, list[Read]]]:
+    """The nests that loops compute, with what they read at each of their results, but for what only repeats elements."""
+    found: dict[str, tuple[Nest, list[Read]]] = {}
+    repeats: set[str] = set()
+    for nest in program.nests:
+        if isinstance(nest, External) or is_product(nest):
+            continue
+        long = {a for a in nest.axes if a.extent > 1}
+        own = [x for x in reads_in(nest.body) if long.issubset(x.indices) and x.tensor not in repeats]
+        found[nest.name] = nest, own
+        if not own and not nest.is_reduction:
+            repeats.add(nest.name)
+    return found
+
+
+def _handed_on(sources: Mapping[str, tuple[Nest, list[Read]]], as_written: Collection[str]) -> _Orders:
+    """The orders that nests take from the largest of their sources, but for those that are as written."""
     orders: dict[str, Order] = {}
     together: dict[str, list[str]] = {}
-    for nest in nests.values():
-        found = None if is_product(nest) else _largest(nest, orders)
-        order = None if found is None else _order_from(nest, found, orders)
-        if found is None or order is None:
+    for name, (nest, own) in sources.items():
+        if name in as_written or not own:
             continue
-        orders[nest.name] = order
-        together[nest.name] = together.get(found.tensor, []) if not nest.is_reduction else []
-        together[nest.name].append(nest.name)
-    given = _given(program, nests, orders)
-    kept = {name for t in given for name in together[t]}
-    return _Orders({name: order for name, order in orders.items() if name not in kept}, together)
-
-
-def _largest(nest: Nest, orders: Collection[str]) -> Read | None:
-    """The largest of the tensors that a nest reads at each of its results. Of maps, only of those in another order."""
-    known = [x for x in _whole(nest) if nest.is_reduction or x.tensor in orders]
-    return max(known, key=lambda x: volume(x.indices), default=None)
+        largest = max(own, key=lambda x: volume(x.indices))
+        order = _order_from(nest, largest, orders)
+        if order is not None:
+            orders[name] = order
+            together[name] = [] if nest.is_reduction else together.get(largest.tensor, [])
+            together[name].append(name)
+    return _Orders(orders, together)
 
 
 def _order_from(nest: Nest, source: Read, orders: Mapping[str, Order]) -> Order | None:
@@ -103,28 +121,13 @@ def _order_from(nest: Nest, source: Read, orders: Mapping[str, Order]) -> Order 
     return None if order == tuple(range(len(order))) else order
 
 
-def _whole(nest: Nest) -> list[Read]:
-    """The tensors that a nest reads at each of its results."""
-    long = {a for a in nest.axes if a.extent > 1}
-    return [x for x in reads_in(nest.body) if long.issubset(x.indices)]
-
-
-def _given(program: LoopProgram, nests: Mapping[str, Nest], orders: Mapping[str, Order]) -> set[str]:
-    """The tensors whose order is the program's: results, what else than loops reads, and what is computed of a tensor that is in
-    memory otherwise."""
-    found = {t for t in program.outputs if t in orders}
-    in_memory: set[str] = {d.name for d in program.definitions() if d.name not in nests}
-    for node in program.nests:
-        if isinstance(node, External) or is_product(node):
-            found |= {t for t in node.reads if t in orders}
-        if isinstance(node, External) or node.name in orders:
-            continue
-        if node.is_reduction or any(x.tensor in in_memory for x in _whole(node)):  # else it repeats elements
-            in_memory.add(node.name)
-    for name, own in orders.items():
-        node = nests[name]
-        if not node.is_reduction and any(
-            x.tensor in in_memory and _order_from(node, x, orders) != own for x in _whole(node)
-        ):
-            found.add(name)
+def _given(
+    program: LoopProgram, sources: Mapping[str, tuple[Nest, list[Read]]], orders: Mapping[str, Order]
+) -> set[str]:
+    """The tensors whose order is the program's: results, what else than loops reads, and what meets a tensor in another order."""
+    read = {t for n in program.nests if n.name not in sources for t in n.reads}
+    found = {t for t in (*program.outputs, *read) if t in orders}
+    for nest, own in sources.values():
+        if not nest.is_reduction and len({_order_from(nest, x, orders) for x in own}) > 1:
+            found |= {t for t in (nest.name, *(x.tensor for x in own)) if t in orders}
     return found

@@ -40,10 +40,8 @@ def _blocks(schedule: Schedule) -> int:
 
 
 def fills(schedule: Schedule, target: Target) -> bool:
-    """Are there blocks for nearly all multiprocessors? A split would only add traffic (measured with 128 blocks on an H100).
-
-    Loops of XLA run one block after the other.
-    """
+    """Are there blocks for nearly all multiprocessors? A split of products would only add traffic (128 blocks on an H100); whether
+    that of others gains is a question of their price (`tiles_by_price`). Loops of XLA run one block after the other."""
     return not target.writes_kernels or 4 * _blocks(schedule) >= 3 * target.multiprocessors
 
 
@@ -55,6 +53,12 @@ def state_elements(group: Group, schedule: Schedule) -> int:
     """Of the largest accumulator, for one row of the grid."""
     kept = frozenset(a for a, _ in schedule.grid)
     return max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
+
+
+def most_parts(group: Group, schedule: Schedule, target: Target) -> int:
+    """Returns how many parts may be worth their states: those that fill the device, and whose states one block combines."""
+    to_fill = _occupancy(group).most * target.multiprocessors // _blocks(schedule)
+    return min(to_fill, _MOST_STATES // state_elements(group, schedule))
 
 
 def _all_states(group: Group) -> int:
@@ -97,8 +101,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
         return _balanced(group, schedule, target, share)
     if fills(schedule, target) or schedule.trips * share <= 1:
         return schedule
-    inner = state_elements(group, schedule)
-    most = min(_occupancy(group).most * target.multiprocessors // _blocks(schedule), _MOST_STATES // inner)
+    inner, most = state_elements(group, schedule), most_parts(group, schedule, target)
     rows = max(t for _, t in schedule.grid) if schedule.grid else 1
     candidate = schedule
     smallest = candidate.rolled_tile if keep_tile else max(1, _SMALL_TILE // inner)

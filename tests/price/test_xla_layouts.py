@@ -6,7 +6,7 @@ import pytest
 
 from pallasfuse import device
 from pallasfuse.jaxpr_frontend import convert, flatten
-from pallasfuse.price.xla import kernels_on, of_kernel
+from pallasfuse.price.xla import XlaPrices, kernels_on, of_kernel
 from pallasfuse.price.xla_forms import LoopFusion
 from pallasfuse.price.xla_layouts import Layouts
 
@@ -23,6 +23,12 @@ def attend(order, q, k, v, bias=None):
 
 def program(function, *shapes, dtype="bfloat16"):
     return convert(flatten(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes)))).program
+
+
+def masked(q, k, v, length):
+    scores = jnp.einsum("bhd,bthd->bht", q, k).astype(jnp.float32)
+    seen = jnp.arange(T)[None, None] < length[:, None, None].astype(jnp.int32)
+    return jnp.einsum("bht,bthd->bhd", jax.nn.softmax(jnp.where(seen, scores, -1e9)).astype(v.dtype), v)
 
 
 def inside(q, k, v):
@@ -47,9 +53,13 @@ def stored(of, made=frozenset()):
         (lambda *a: attend("bthd", *a), (QUERY, CACHE, CACHE), OUTSIDE),
         (lambda *a: attend("bthd", *a)[1], (QUERY, CACHE, CACHE, (B, H, T)), OUTSIDE),
         (lambda *a: attend("bthd", *a)[1], (QUERY, CACHE, CACHE, (H, T)), INSIDE),
+        (lambda q, k, v, b: attend("bthd", q, k, v, b.swapaxes(1, 2))[1], (QUERY, CACHE, CACHE, (B, T, H)), INSIDE),
         (lambda *a: jax.nn.gelu(jnp.einsum("bhd,bthd->bht", *a[:2])) @ a[2], (QUERY, CACHE, (T, 512)), OUTSIDE),
+        (lambda q, k, v: attend("bthd", q[:, :, 0], k, v)[1], ((B, H, 1, D), CACHE, CACHE), INSIDE),
+        (masked, (QUERY, CACHE, CACHE, (B,)), INSIDE),
     ],
-    ids=["heads inside", "heads outside", "shares are a result", "a bias for each", "a bias of heads", "a product of it"],
+    ids=["heads inside", "heads outside", "shares are a result", "a bias for each", "a bias of heads", "a turned bias",
+         "a product of it", "an axis of one", "a mask"],
 )  # fmt: skip
 def test_results_lie_as_the_matrices_that_they_are_reduced_from(function, shapes, expected):
     found = stored(program(function, *shapes))
@@ -64,6 +74,52 @@ def test_what_a_kernel_of_ours_reads_lies_as_the_program_says():
     assert set(stored(whole, made=frozenset((scores,)))) == {OUTSIDE}
     assert Layouts(whole).beside((scores,)) is whole
     assert Layouts(whole).beside(()) is not whole
+
+
+def scores_and(further):
+    """Scores that are a result, so that they are as written, and what else comes of them."""
+    return lambda q, k: (s := jnp.einsum("bhgd,bthgd->bhgt", q, k), further(s))
+
+
+GROUPS = (2, 8, 4, D), (2, 512, 8, 4, D)
+"""Queries and a cache of groups of heads."""
+
+
+@pytest.mark.parametrize(
+    "further",
+    [lambda s: jnp.exp(s.max(-1) * 2).sum(1), lambda s: jnp.tanh(s.max(1)).sum(-1), lambda s: jax.nn.softmax(s.max(2), 1).sum(2)],
+    ids=["of rows", "of heads", "of groups"],
+)  # fmt: skip
+def test_what_is_reduced_from_tensors_as_written_is_as_written(further):
+    whole = program(scores_and(further), *GROUPS, dtype="float32")
+
+    assert Layouts(whole).beside(()) is whole
+
+
+def test_one_tensor_as_written_gives_others_its_order():
+    def both(q, r, k):
+        s, u = (jnp.einsum("bhd,bthd->bht", x, k) for x in (q, r))
+        return s, jnp.exp(s * u).sum(2) * 2
+
+    whole = program(both, QUERY, QUERY, CACHE, dtype="float32")
+    assert Layouts(whole).beside(()) is whole
+
+
+def test_the_largest_tensor_hands_its_order_on():
+    def weighed(x, y):
+        return jnp.exp(jnp.einsum("btshd,hbts->hbt", x, y) / 3).sum(2)
+
+    whole = program(weighed, (B, 128, 8, H, D), (H, B, 128, 8), dtype="float32")
+    shapes = [[a.extent for a in n.axes] for n in Layouts(whole).beside(()).nests]
+    assert [s for s in shapes if sorted(s) == [B, H, 128]] == [[B, 128, H]] * 3
+
+
+def test_prices_found_again_are_those_of_their_own_program():
+    whole = program(inside, QUERY, CACHE, CACHE)
+    prices, made = XlaPrices(whole, H200), [frozenset[str](), *(frozenset((n.name,)) for n in whole.nests)]
+
+    for read in (*made, *made[::-1]):
+        assert prices.us(frozenset(), read) == XlaPrices(whole, H200).us(frozenset(), read)
 
 
 @pytest.mark.parametrize(
