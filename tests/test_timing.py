@@ -95,6 +95,20 @@ def test_small_gains_of_calls_of_milliseconds_are_found_in_more_time(spikes):
     assert won(1.0, **LONG) <= 1
 
 
+def test_more_time_is_not_for_telling_winners_apart():
+    """Two that are twice as fast as the first, and as fast as each other."""
+    ties = {"a": noisy(5e-3, 1), "b": noisy(2.5e-3, 2), "c": noisy(2.5e-3, 3)}
+    found = race(ties, **LONG)
+
+    assert found.winner in "bc" and found.rounds <= 40
+
+
+def test_very_long_calls_take_no_more_than_ten_times_the_time():
+    found = race({"a": noisy(30.0, 1), "b": noisy(27.0, 2)}, **LONG)
+
+    assert found.rounds == 1
+
+
 def test_more_time_is_for_those_only_that_seem_to_win():
     spent = []
 

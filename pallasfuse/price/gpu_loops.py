@@ -59,8 +59,8 @@ _FAR_BYTES, _NEARER = 1 << 24, 0.4
 """A kernel that reads fewer bytes waits less for each of them, by a power of their share. (120 means and moments of images of 256
 to 4,096 positions with 8 to 2,048 columns, `benchmarks/xla_alone.py pieces`, and 20 kernels of six programs, on an H100.)"""
 _ROWS_AT_ONCE = 4 * WARP
-"""A block that reduces columns of a product asks for so many rows of its matrix, and elements of its vector, at once: its 32 warps for
-four each, as XLA writes out four trips of their loops (in two such kernels, compiled for an H100)."""
+"""A block that reduces columns of a product asks for so many rows of its matrix, and elements of its vector, at once: its 32 warps
+for four each, as XLA writes out four trips of their loops (two kernels, compiled for an H100)."""
 _ADJACENT, _APART = 0.75, 2.0
 """It waits so many times as long as memory takes: for rows that follow one another, and for rows with those of more than one other
 block between them. (24 products of 8 to 67 MB on an H200, `benchmarks/xla_alone.py vectors "one query"`, and four decoders.)"""
