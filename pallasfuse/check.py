@@ -21,14 +21,14 @@ from pallasfuse.executables import Function, Request, compiled
 from pallasfuse.forms import UNTIMED, as_written, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.loop_failures import find_failing
-from pallasfuse.measure import compare, requests
+from pallasfuse.measure import BUDGET_S, compare, requests
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import primitives
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import OURS, XLA, Bench, Subject, revised
 from pallasfuse.verdicts import Verdict, words_for_kernels, words_for_times
-from pallasfuse.whole_calls import BUDGET_S, requests_for, settled_as_a_whole
+from pallasfuse.whole_calls import requests_for, settled_as_a_whole
 
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""

@@ -11,7 +11,7 @@ from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.measure import Measured, compare
+from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.search.found import Rewriting
@@ -21,7 +21,6 @@ from pallasfuse.verdicts import FORM, Verdict
 
 UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
-_BUDGET_S = 0.25
 _REWRITTEN = "rewritten"
 _CERTAIN = 2.0
 """A form that cannot be timed must be predicted to be so many times as fast."""
@@ -99,5 +98,5 @@ def _measured(form: Converted, device: Any) -> Measured:
     avals = [v.aval for v in form.jaxpr.invars]
     functions = {XLA: function_of(form.original), _REWRITTEN: function_of(form.jaxpr)}
     below = index_ranges(form.original.eqns, form.original.invars)
-    timed = partial(compare, budget_s=_BUDGET_S, executables=executables_of_task(), below=below)
+    timed = partial(compare, budget_s=BUDGET_S, more_s=MORE_FOR_CALLS_S, executables=executables_of_task(), below=below)
     return apart(lambda: timed(functions, avals, device), device)

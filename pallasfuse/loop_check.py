@@ -16,14 +16,13 @@ from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.ir.boundary import Boundary
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Measured, compare
+from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
 from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison, whole_call
 from pallasfuse.verdicts import BODIES, Verdict
-from pallasfuse.whole_calls import BUDGET_S, MORE_FOR_CALLS_S
 
 _OURS = "with kernels in the bodies of loops"
 

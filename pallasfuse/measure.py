@@ -14,6 +14,11 @@ from pallasfuse import _compat, samples, timing, turns
 from pallasfuse.executables import Executables, Function, Request, summary
 from pallasfuse.price.scattered import SKEW
 
+BUDGET_S = 0.25
+"""The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
+MORE_FOR_CALLS_S = 1.0
+"""The seconds that the comparison of a whole call gets beyond that, while its kernels, those of its loops, or another form of it
+seem to win: this decides on all of them."""
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6

@@ -58,7 +58,7 @@ _GAIN_OF_PARTS = 0.9
 def with_cheapest_parts(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[Schedule, tuple[Phase, ...]]:
-    """Returns the schedule with its rolled axis in about twice as many parts, as often as the price falls by that.
+    """Returns the schedule with its rolled axis in up to twice as many parts, as often as the price falls by that.
 
     Blocks that only load and add fill a device where there are several for each multiprocessor. No part is without a trip.
     """

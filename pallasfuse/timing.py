@@ -76,7 +76,10 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float, more_s: float = 
             spent += seconds
         rounds += 1
         if rounds >= look:
-            running, look = _remaining(running, samples, reference, late=spent >= budget_s), rounds + 1 + rounds // 4
+            running, look = (
+                _remaining(running, samples, reference, late=more_s > 0 and spent >= budget_s),
+                rounds + 1 + rounds // 4,
+            )
     medians = {n: statistics.median(samples[n]) for n in names}
     ahead = [n for n in names if n != reference and is_ahead(samples[n], samples[reference])]
     tied = {n for n in names if n != reference and n not in ahead and not _faster(samples[reference], samples[n], 1.0)}

@@ -19,11 +19,10 @@ from pallasfuse.api import FusedFunction
 from pallasfuse.check import check, unchecked, wanted
 from pallasfuse.executables import Executables
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Measured, compare
+from pallasfuse.measure import BUDGET_S, Measured, compare
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
-from pallasfuse.whole_calls import BUDGET_S
 
 WAYS = 8
 """So many ways to run a kernel are measured, if the time does for them, and trees that a search finds."""

@@ -17,7 +17,7 @@ from pallasfuse.executables import Request, is_shortage
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart, cores
-from pallasfuse.measure import Measured, compare
+from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record
@@ -25,11 +25,6 @@ from pallasfuse.subjects import OURS, XLA, Bench, comparison, revised, unbound
 from pallasfuse.timing import LEAST_GAIN
 from pallasfuse.verdicts import WHOLE_CALL, Verdict, words_for_kernels, words_for_times
 
-BUDGET_S = 0.25
-"""The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
-MORE_FOR_CALLS_S = 1.0
-"""The seconds that the comparison of a whole call gets beyond that, while its kernels, those of its loops, or another form of it
-seem to win: this decides on all of them."""
 _SHARE_OF_PROMISED = 0.5
 """Kernels that gain less than this of what they gain alone are looked at again in the call. All gain a little less there, where
 what XLA computes beside them reads what they leave; which ones lose is not worth asking before half of it is missing."""

@@ -30,7 +30,7 @@ from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten, fused_calls
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
-from pallasfuse.measure import Measured, compare, requests
+from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
 from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
@@ -38,7 +38,6 @@ from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import priced_us, unrolled_surely, unrollings
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
-from pallasfuse.whole_calls import BUDGET_S, MORE_FOR_CALLS_S
 
 _MORE_MEMORY = 1.1
 """A form may take so many times as much memory: who computes in chunks has a reason for it."""

@@ -100,7 +100,7 @@ def test_more_time_is_not_for_telling_winners_apart():
     ties = {"a": noisy(5e-3, 1), "b": noisy(2.5e-3, 2), "c": noisy(2.5e-3, 3)}
     found = race(ties, **LONG)
 
-    assert found.winner in "bc" and found.rounds <= 40
+    assert found.winner in "bc" and 20 <= found.rounds <= 40
 
 
 def test_very_long_calls_take_no_more_than_ten_times_the_time():

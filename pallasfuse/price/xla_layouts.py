@@ -19,13 +19,23 @@ Order = tuple[int, ...]
 """The dimensions of a tensor as they lie in memory, the outermost first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Orders:
+    """The tensors of a program that XLA stores in another order than the program's."""
+
+    of: Mapping[str, Order]
+    together: Mapping[str, Sequence[str]]
+    """The tensors whose order is that of one of them."""
+
+
 class Layouts:
     """The orders of dimensions in which XLA stores the results of one program on a GPU, beside kernels of ours."""
 
     def __init__(self, program: LoopProgram) -> None:
         self.program = program
         self._alone: _Orders | None = None
-        self._programs: dict[frozenset[str], LoopProgram] = {}
+        self._beside: dict[frozenset[str], LoopProgram] = {}
+        self._programs: dict[frozenset[tuple[str, Order]], LoopProgram] = {}
 
     def beside(self, ours: Collection[str]) -> LoopProgram:
         """Returns a program of the same nests whose results have their dimensions in the order in which XLA stores them.
@@ -34,12 +44,20 @@ class Layouts:
         """
         if self._alone is None:
             self._alone = _orders(self.program, frozenset())
-        together = self._alone.together
-        as_written = frozenset(name for t in ours if t in self._alone.of for name in together[t])
-        if as_written not in self._programs:
-            orders = _orders(self.program, as_written) if as_written else self._alone
-            self._programs[as_written] = _in_order(self.program, orders.of)
-        return self._programs[as_written]
+        alone = self._alone
+        if alone.of.keys().isdisjoint(ours):
+            return self._in_order(alone)
+        key = frozenset(ours)
+        if key not in self._beside:
+            as_written = key.union(*(alone.together[t] for t in key if t in alone.of))
+            self._beside[key] = self._in_order(_orders(self.program, as_written))
+        return self._beside[key]
+
+    def _in_order(self, orders: _Orders) -> LoopProgram:
+        key = frozenset(orders.of.items())
+        if key not in self._programs:
+            self._programs[key] = _in_order(self.program, orders.of)
+        return self._programs[key]
 
 
 def _in_order(program: LoopProgram, orders: Mapping[str, Order]) -> LoopProgram:
@@ -59,15 +77,6 @@ def _in_order(program: LoopProgram, orders: Mapping[str, Order]) -> LoopProgram:
         return nest if own is None and not turned else replace(nest, axes=axes, body=substitute(nest.body, turned))
 
     return replace(program, nests=tuple(map(moved, program.nests)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Orders:
-    """The tensors of a program that XLA stores in another order than the program's."""
-
-    of: Mapping[str, Order]
-    together: Mapping[str, Sequence[str]]
-    """The tensors whose order is that of one of them."""
 
 
 def _orders(program: LoopProgram, as_written: frozenset[str]) -> _Orders:

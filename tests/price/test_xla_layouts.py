@@ -1,5 +1,7 @@
 """In which order XLA stores what its loops make: as in what it compiles for an H100, and in times of an H200."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -114,12 +116,22 @@ def test_the_largest_tensor_hands_its_order_on():
     assert [s for s in shapes if sorted(s) == [B, H, 128]] == [[B, 128, H]] * 3
 
 
-def test_prices_found_again_are_those_of_their_own_program():
-    whole = program(inside, QUERY, CACHE, CACHE)
-    prices, made = XlaPrices(whole, H200), [frozenset[str](), *(frozenset((n.name,)) for n in whole.nests)]
+def turned_again(q, k):
+    return jnp.exp(jnp.exp(jnp.einsum("bhd,bthd->bht", q, k)).swapaxes(1, 2)).sum(1)
 
-    for read in (*made, *made[::-1]):
-        assert prices.us(frozenset(), read) == XlaPrices(whole, H200).us(frozenset(), read)
+
+@pytest.mark.parametrize(
+    ("function", "shapes"), [(inside, (QUERY, CACHE, CACHE)), (turned_again, (QUERY, CACHE))], ids=["attention", "turned again"]
+)  # fmt: skip
+def test_beside_kernels_of_ours_their_tensors_lie_as_the_program_says(function, shapes):
+    whole = program(function, *shapes, dtype="float32")
+    prices, names, chance = XlaPrices(whole, H200), [n.name for n in whole.nests], random.Random(0)
+
+    for _ in range(60):
+        ours = frozenset(chance.sample(names, chance.randrange(len(names) + 1)))
+        beside = {n.name: n for n in Layouts(whole).beside(ours).nests}
+        assert all(beside[n.name].axes == n.axes for n in whole.nests if n.name in ours)
+        assert prices.us(frozenset(), ours) == XlaPrices(whole, H200).us(frozenset(), ours)
 
 
 @pytest.mark.parametrize(
