@@ -34,7 +34,7 @@ def kernel(batch, heads, length, channels, dtype="bfloat16", **options):
 
 @pytest.fixture
 def falling(monkeypatch):
-    """Prices that fall by half each time that somebody asks for parts."""
+    """Lets prices fall by half each time that somebody asks for them."""
     prices = (2.0**-n for n in range(10_000))
     monkeypatch.setattr(tiles_by_price, "us_of", lambda _: next(prices))
 

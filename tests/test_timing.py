@@ -96,7 +96,7 @@ def test_small_gains_of_calls_of_milliseconds_are_found_in_more_time(spikes):
 
 
 def test_more_time_is_not_for_telling_winners_apart():
-    """Two that are twice as fast as the first, and as fast as each other."""
+    """Two are twice as fast as the first, and as fast as each other."""
     ties = {"a": noisy(5e-3, 1), "b": noisy(2.5e-3, 2), "c": noisy(2.5e-3, 3)}
     found = race(ties, **LONG)
 

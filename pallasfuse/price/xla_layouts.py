@@ -1,4 +1,4 @@
-"""The order of dimensions in which XLA stores what its loops make on a GPU: that of the matrices that these are reduced from.
+"""XLA stores what its loops make on a GPU in the order of dimensions of the matrices that these are reduced from.
 
 XLA gives the inputs and the results of a program the order that the program says, and chooses that of everything between them.
 A reduction hands the order of what it reduces on to its result, and so do maps. Scores of one query with keys whose heads lie
@@ -21,7 +21,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Orders:
-    """The tensors of a program that XLA stores in another order than the program's."""
+    """This names the tensors of a program that XLA stores in another order than the program's, with their orders."""
 
     of: Mapping[str, Order]
     together: Mapping[str, Sequence[str]]
@@ -29,7 +29,7 @@ class _Orders:
 
 
 class Layouts:
-    """The orders of dimensions in which XLA stores the results of one program on a GPU, beside kernels of ours."""
+    """This finds the orders of dimensions in which XLA stores the results of one program on a GPU, beside kernels of ours."""
 
     def __init__(self, program: LoopProgram) -> None:
         self.program = program
@@ -91,7 +91,7 @@ def _orders(program: LoopProgram, as_written: frozenset[str]) -> _Orders:
 
 
 def _sources(program: LoopProgram) -> dict[str, tuple[Nest, list[Read]]]:
-    """The nests that loops compute, with what they read at each of their results, but for what only repeats elements."""
+    """Returns the nests that loops compute, each with what it reads at each of its results, but for what only repeats elements."""
     found: dict[str, tuple[Nest, list[Read]]] = {}
     repeats: set[str] = set()
     for nest in program.nests:
@@ -106,7 +106,7 @@ def _sources(program: LoopProgram) -> dict[str, tuple[Nest, list[Read]]]:
 
 
 def _handed_on(sources: Mapping[str, tuple[Nest, list[Read]]], as_written: Collection[str]) -> _Orders:
-    """The orders that nests take from the largest of their sources, but for those that are as written."""
+    """Finds the orders that nests take from the largest of their sources, but for those that are as written."""
     orders: dict[str, Order] = {}
     together: dict[str, list[str]] = {}
     for name, (nest, own) in sources.items():
@@ -122,7 +122,7 @@ def _handed_on(sources: Mapping[str, tuple[Nest, list[Read]]], as_written: Colle
 
 
 def _order_from(nest: Nest, source: Read, orders: Mapping[str, Order]) -> Order | None:
-    """The order that a nest's result takes from a tensor that it reads; None where it is the program's."""
+    """Returns the order that a nest's result takes from a tensor that it reads; None where it is the program's."""
     place = {source.indices[d]: n for n, d in enumerate(orders.get(source.tensor, range(len(source.indices))))}
     long = [d for d, a in enumerate(nest.axes) if a.extent > 1]
     wanted = iter(sorted(long, key=lambda d: place[nest.axes[d]]))
@@ -133,7 +133,7 @@ def _order_from(nest: Nest, source: Read, orders: Mapping[str, Order]) -> Order 
 def _given(
     program: LoopProgram, sources: Mapping[str, tuple[Nest, list[Read]]], orders: Mapping[str, Order]
 ) -> set[str]:
-    """The tensors whose order is the program's: results, what else than loops reads, and what meets a tensor in another order."""
+    """Finds the tensors whose order is the program's: results, what others than loops read, what meets a tensor in another order."""
     read = {t for n in program.nests if n.name not in sources for t in n.reads}
     found = {t for t in (*program.outputs, *read) if t in orders}
     for nest, own in sources.values():

@@ -1,4 +1,4 @@
-"""Programs as XLA has them before it fuses: equal operations are one, and tensors lie in memory as it likes."""
+"""XLA has a program in this form before it fuses: equal operations are one, and tensors lie in memory as it likes."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from pallasfuse.price.xla_layouts import Layouts
 
 @dataclass(slots=True)
 class Known:
-    """The results of earlier calls for one program on one platform, beside other kernels."""
+    """This keeps the results of earlier calls for one program on one platform, beside other kernels."""
 
     bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
     """The bodies of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
@@ -26,7 +26,7 @@ class Known:
     """Calls of a library, by all that differs from one call for the program to the next (`_library_product`)."""
 
     def as_stored(self, program: LoopProgram, kept: frozenset[str], habits: Habits) -> LoopProgram:
-        """The program without repetitions, its results in the order in which XLA stores them where it keeps some as they are."""
+        """Returns the program without repetitions, in the orders in which XLA stores its results. kept: these stay as they are."""
         if not self.programs:
             once = without_repetitions(program)
             self.programs[frozenset()] = Layouts(once)

@@ -1,4 +1,4 @@
-"""In which order XLA stores what its loops make: as in what it compiles for an H100, and in times of an H200."""
+"""XLA stores what its loops make in the orders that it has in what it compiles for an H100; times are those of an H200."""
 
 import random
 
@@ -41,7 +41,7 @@ CACHE, QUERY = (B, T, H, D), (B, H, D)
 
 
 def stored(of, made=frozenset()):
-    """The shapes of what is stored for each query and position."""
+    """Returns the shapes of what is stored for each query and position."""
     kernels = kernels_on(H200, of, read=made)
     shapes = [tuple(a.extent for a in n.axes) for k in kernels if isinstance(k, LoopFusion) for n in k.roots]
     return [s for s in shapes if sorted(s) == sorted(INSIDE)]
@@ -79,7 +79,7 @@ def test_what_a_kernel_of_ours_reads_lies_as_the_program_says():
 
 
 def scores_and(further):
-    """Scores that are a result, so that they are as written, and what else comes of them."""
+    """Returns scores, which are as written since they are a result, and what else comes of them."""
     return lambda q, k: (s := jnp.einsum("bhgd,bthgd->bhgt", q, k), further(s))
 
 
