@@ -133,7 +133,7 @@ def _order_from(nest: Nest, source: Read, orders: Mapping[str, Order]) -> Order 
 def _given(
     program: LoopProgram, sources: Mapping[str, tuple[Nest, list[Read]]], orders: Mapping[str, Order]
 ) -> set[str]:
-    """Finds the tensors whose order is the program's: results, what others than loops read, what meets a tensor in another order."""
+    """Finds the tensors whose order is the program's: results, what others than loops read, and what meets another order."""
     read = {t for n in program.nests if n.name not in sources for t in n.reads}
     found = {t for t in (*program.outputs, *read) if t in orders}
     for nest, own in sources.values():
