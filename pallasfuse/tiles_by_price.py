@@ -52,7 +52,7 @@ def with_cheapest_tiles(
 
 
 _GAIN_OF_PARTS = 0.9
-"""More parts must cost less than so much of what fewer cost: between schedules of one program the price errs by less."""
+"""More parts must cost less than so much of what fewer cost: an estimate, as no kernel was measured in several numbers of parts."""
 
 
 def with_cheapest_parts(

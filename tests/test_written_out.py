@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import written_out
 from pallasfuse.device import assumed
 from pallasfuse.first_time import Once
 from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.measure import Measured
 from pallasfuse.plan import Body, Plan
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import default_for, find
@@ -178,18 +176,3 @@ def test_a_plan_takes_no_less_than_its_kernels():
     as_it_is = plan_of(flatten(jaxpr), H100, PRICED)
     assert len(as_it_is.kernels) == 2
     assert predicted_us(as_it_is) >= sum(k.price.us for k in as_it_is.kernels)
-
-
-def test_forms_of_a_whole_program_get_more_time_while_one_seems_to_win(monkeypatch):
-    x = jax.ShapeDtypeStruct((8,), jnp.float32)
-    one, other = (flatten(jax.make_jaxpr(f)(x)) for f in (lambda x: jnp.sin(x) + x, lambda x: x + jnp.sin(x)))
-    given = []
-
-    def compare(*_, **options):
-        given.append((options["budget_s"], options["more_s"]))
-        return Measured(skipped="asked")
-
-    monkeypatch.setattr(written_out, "compare", compare)
-    written_out.fastest(one, {"another order": other}, jax.devices("cpu")[0], measure=True)
-
-    assert given == [(0.25, 1.0)]

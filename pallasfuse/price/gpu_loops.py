@@ -63,7 +63,7 @@ _ROWS_AT_ONCE = 4 * WARP
 for four each, as XLA writes out four trips of their loops (two kernels, compiled for an H100)."""
 _ADJACENT, _APART = 0.75, 2.0
 """It waits so many times as long as memory takes: for rows that follow one another, and for rows with those of more than one other
-block between them. (24 products of 8 to 67 MB on an H200, `benchmarks/xla_alone.py vectors "one query"`, and four decoders.)"""
+block between them. (30 products of 34 and 68 MB, and three decoders, on an H200; `benchmarks/xla_alone.py vectors "one query"`.)"""
 
 
 def operations_of(bodies: Sequence[Expr]) -> Operations:

@@ -45,7 +45,7 @@ class Habits:
     fuses_moves: bool = False
     """Operations that take, join or rearrange elements are computed where their results are read."""
     chooses_orders: bool = False
-    """What loops make lies in memory in the order of what it is made of."""
+    """XLA stores what its loops make in the order of dimensions of the largest tensor that it is made of (`xla_layouts`)."""
 
 
 _FUSED_ROWS = 128

@@ -59,9 +59,11 @@ def stored(of, made=frozenset()):
         (lambda *a: jax.nn.gelu(jnp.einsum("bhd,bthd->bht", *a[:2])) @ a[2], (QUERY, CACHE, (T, 512)), OUTSIDE),
         (lambda q, k, v: attend("bthd", q[:, :, 0], k, v)[1], ((B, H, 1, D), CACHE, CACHE), INSIDE),
         (masked, (QUERY, CACHE, CACHE, (B,)), INSIDE),
+        (lambda q, k, v: attend("bhtd", q, *(x.swapaxes(1, 2) for x in (k, v)))[1], (QUERY, CACHE, CACHE), INSIDE),
+        (lambda s, v: jnp.einsum("bht,bthd->bhd", jax.nn.softmax(jnp.tanh(s).swapaxes(1, 2)), v), ((B, T, H), CACHE), INSIDE),
     ],
     ids=["heads inside", "heads outside", "shares are a result", "a bias for each", "a bias of heads", "a turned bias",
-         "a product of it", "an axis of one", "a mask"],
+         "a product of it", "an axis of one", "a mask", "turned caches", "turned scores"],
 )  # fmt: skip
 def test_results_lie_as_the_matrices_that_they_are_reduced_from(function, shapes, expected):
     found = stored(program(function, *shapes))
