@@ -118,7 +118,7 @@ def _flows(size: Size) -> Built:
     from flax import linen as nn
 
     b, sensors, n, depth, inside, ends = pick(
-        size, (512, 101, 100, 4, 2500, 100), (100, 101, 50, 3, 400, 50), (2, 7, 4, 2, 3, 4)
+        size, (512, 101, 100, 4, 2500, 100), (100, 101, 50, 4, 400, 50), (2, 7, 4, 4, 3, 4)
     )
     thick = 0.01
 
