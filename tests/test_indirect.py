@@ -83,6 +83,33 @@ def test_a_wrong_lookup_is_refuted(mistake):
     assert proof.counterexample.stage.startswith("lookups of")
 
 
+def rated_by_a_sample(q, k, sample):
+    """Each query is rated by a sample of keys, whose heads come after their positions in memory."""
+    rated = jnp.einsum("bhqd,bhqsd->bhqs", q, k.transpose(0, 2, 1, 3)[:, :, sample])
+    return jnp.max(rated, axis=-1) - jnp.sum(rated, axis=-1) / k.shape[1]
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_rows_of_a_turned_source_are_read_as_they_lie(target, is_computed):
+    """A source that is computed is stored, and is as small as what is read of it; turning it needs no copy."""
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 8, 4), (2, 8, 3, 4)))
+    sample = jnp.asarray(rng.integers(0, 8, (8, 5)), jnp.int32)
+
+    def function(q, k, sample):
+        return rated_by_a_sample(q, jnp.tanh(k) if is_computed else k, sample)
+
+    plan = planned(function, q, k, sample, target=target)
+    (kernel,) = plan.kernels
+    (lookup,) = kernel.lookups.values()
+    assert gathers(plan) == []
+    assert (lookup.source.name == "k") != is_computed
+    assert [a.extent for a in lookup.source.axes] == [2, 8, 3, 4]
+    assert prove_plan(plan, delta=1e-3).holds
+    np.testing.assert_allclose(execute(plan, (q, k, sample))[0], function(q, k, sample), rtol=1e-5, atol=1e-5)
+
+
 def test_what_others_read_is_stored():
     """The gathered array is a result, too: the kernel reads it there."""
 

@@ -4,7 +4,7 @@ A gather stays an `External` of the loop program, which XLA computes; a `Lookup`
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ from jax.lax import GatherScatterMode
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Const, Read, const
 from pallasfuse.ir.lookup import Lookup, verify
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -42,6 +42,7 @@ def with_lookups(
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     variable = {n: v for v, n in names.items()}
     in_memory = _in_memory(program)
+    computed = {n.name: n for n in program.nests if isinstance(n, Nest)}
     if not any(e.primitive.name == "gather" for e in jaxpr.eqns):
         return program
 
@@ -59,8 +60,8 @@ def with_lookups(
             lookup = _lookup(nest, gather, shape_of(eqn.outvars[0]), names)
         except InvalidProgramError:  # any doubt means none
             return nest
-        # what is computed of the source, XLA computes for the rows that are read; a kernel would need all of it in memory
-        if isinstance(lookup, Refusal) or lookup.source.name not in in_memory:
+        lookup = lookup if isinstance(lookup, Refusal) else _as_it_lies(lookup, computed, in_memory)
+        if isinstance(lookup, Refusal):
             return nest
         return replace(nest, lookup=lookup)
 
@@ -78,6 +79,32 @@ def _in_memory(program: LoopProgram) -> frozenset[str]:
             read, made = ([a for a in axes if a.extent != 1] for axes in (nest.body.indices, nest.axes))
             found |= {nest.name} if read == made else set()
     return frozenset(found)
+
+
+def _as_it_lies(lookup: Lookup, computed: Mapping[str, Nest], in_memory: Collection[str]) -> Lookup | Refusal:
+    """Returns a lookup whose source lies in memory: what turned axes are made of, in its own order, else what is computed.
+
+    XLA computes elements of a source where they are read; a kernel needs all of them in memory. That is no more work where at least
+    as many are read. computed: the nests of the program, by name. in_memory: as of `_in_memory`.
+    """
+    source = lookup.source
+    while source.name not in in_memory:
+        nest = computed[source.name]
+        read, made, over = ([a for a in axes if a.extent != 1] for axes in (_turned(nest), nest.axes, source.axes))
+        if not read or [a.extent for a in made] != [a.extent for a in over]:
+            break
+        by_axis = dict(zip(made, over, strict=True))
+        source = Tensor(nest.body.tensor, tuple(by_axis[a] for a in read), source.dtype)
+    if source.name not in in_memory and volume(lookup.source.axes) > volume(lookup.result.axes):
+        return Refusal("gather of an array that is computed, and of which less is read")
+    return verify(replace(lookup, source=source))
+
+
+def _turned(nest: Nest) -> tuple[Axis, ...]:
+    """Returns the axes of what a nest reads, in their order there, where it gives its elements another order and no more."""
+    body = nest.body
+    same = isinstance(body, Read) and not nest.is_reduction and set(body.indices) == set(nest.axes)
+    return body.indices if same and len(set(body.indices)) == len(body.indices) else ()
 
 
 @dataclass(slots=True)

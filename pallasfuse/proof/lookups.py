@@ -37,8 +37,9 @@ def lookups(converted: Converted, part: PlannedKernel, seed: int, record: Record
         if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:  # the elements keep their order
             (operand, *_) = eqn.invars
             eqn = makers[operand] if isinstance(operand, Var) else eqn
-        read = [converted.variable[t.name] for t in (lookup.source, lookup.table)]
-        if eqn.primitive.name != "gather" or [*eqn.invars] != read:
+        source, table = (converted.variable[t.name] for t in (lookup.source, lookup.table))
+        turns = _turns(eqn.invars[0], source, makers) if eqn.primitive.name == "gather" else None
+        if turns is None or eqn.invars[1] != table:
             record.wrong = record.wrong or Counterexample(stage, lookup.result.name, (), "its own equation", "another")
             continue
         if lookup.fill is not _fill_of(eqn, lookup.result.dtype):
@@ -52,7 +53,7 @@ def lookups(converted: Converted, part: PlannedKernel, seed: int, record: Record
             record.wrong = record.wrong or Counterexample(stage, lookup.result.name, (), str(volume), "another size")
             continue
         entries = random.integers(-2, lookup.count + 2, places.shape)
-        expected, found = _of_gather(eqn, places, entries), _of_lookup(lookup, places, entries)
+        expected, found = _of_gather(eqn, turns, places, entries), _of_lookup(lookup, places, entries)
         for of, a, b in zip(("table", "source"), expected, found, strict=True):
             wrong = np.flatnonzero(a != b)
             if wrong.size and record.wrong is None:
@@ -77,8 +78,39 @@ def _fill_of(eqn: JaxprEqn, dtype: str) -> Const | None:
     return const(float(value), dtype)
 
 
-def _of_gather(eqn: JaxprEqn, places: Integers, entries: Integers) -> tuple[Integers, Integers]:
-    """The places in the indices and in the array that a gather by one index takes the elements of its result from."""
+def _turns(array: Any, source: Var, makers: Mapping[Var, JaxprEqn]) -> list[JaxprEqn] | None:
+    """Returns the equations that make an array from another, the last one first, where they only give its elements another order.
+
+    None where they compute anything, or where it is made of something else.
+    """
+    found: list[JaxprEqn] = []
+    while array != source:
+        eqn = makers.get(array) if isinstance(array, Var) else None
+        if eqn is None or not (eqn.primitive.name == "transpose" or _keeps_order(eqn)):
+            return None
+        found.append(eqn)
+        array = eqn.invars[0]
+    return found
+
+
+def _keeps_order(eqn: JaxprEqn) -> bool:
+    """Has the result of an equation the elements of its operand, in the same order?"""
+    match eqn.primitive.name:
+        case "reshape":
+            return eqn.params["dimensions"] is None
+        case "broadcast_in_dim":
+            return math.prod(_compat.shape_of(eqn.invars[0])) == math.prod(_compat.shape_of(eqn.outvars[0]))
+        case name:
+            return name in ("copy", "expand_dims", "squeeze")
+
+
+def _of_gather(
+    eqn: JaxprEqn, turns: Sequence[JaxprEqn], places: Integers, entries: Integers
+) -> tuple[Integers, Integers]:
+    """The places in the indices and in the source that a gather by one index takes the elements of its result from.
+
+    turns: as of `_turns`, from the source to the array of the gather.
+    """
     numbers, sizes = eqn.params["dimension_numbers"], [int(n) for n in eqn.params["slice_sizes"]]
     array, indices, out = (_compat.shape_of(v) for v in (*eqn.invars, *eqn.outvars))
     at = np.unravel_index(places, out)
@@ -94,7 +126,13 @@ def _of_gather(eqn: JaxprEqn, places: Integers, entries: Integers) -> tuple[Inte
         where[dim] = where[dim] + at[rows[int(of)]]
     where[by_index] = where[by_index] + np.clip(entries, 0, array[by_index] - sizes[by_index])
     in_table = _flat([*(at[d] for d in rows), np.zeros_like(places)], indices)
-    return in_table, _flat(where, array)
+    in_source = _flat(where, array)
+    for turn in turns:
+        if turn.primitive.name == "transpose":
+            made, read = (_compat.shape_of(v) for v in (*turn.outvars, *turn.invars))
+            here = dict(zip(turn.params["permutation"], np.unravel_index(in_source, made), strict=True))
+            in_source = _flat([here[d] for d in range(len(read))], read)
+    return in_table, in_source
 
 
 def _of_lookup(lookup: Lookup, places: Integers, entries: Integers) -> tuple[Integers, Integers]:

@@ -36,6 +36,13 @@ FOUND = {
     "later rows": (lambda x, t: read(jnp.take(x, t, axis=2, mode="clip")), ""),
     "joined behind": (lambda x, t: read(jnp.take(x, t, axis=1, mode="clip").reshape(7, 2, 12, 5)), "* 3 + "),
     "joined with more": (lambda x, t: read(jnp.take(x, t, axis=1, mode="clip").reshape(7, 2, 60)), "* 15 + "),
+    "turned": (lambda x, t: read(x.transpose(2, 0, 3, 1)[t]), " = x[q, s, t4[o, p], r]"),
+    "turned twice": (lambda x, t: read(x.transpose(2, 0, 3, 1).swapaxes(0, 1)[t]), " = x[t5[o, p], s, q, r]"),
+    "turned, and joined behind": (
+        lambda x, t: read(jnp.take(x.swapaxes(0, 2), t, axis=1, mode="clip").reshape(3, 2, 28, 5)),
+        "= t0[u, t1[v, w / 7] * 7 + w % 7, y]",
+    ),
+    "computed, and more of it is read": (lambda x, t: read((x * 0.5)[t]), "t5[o, p, q, r, s] = t0[t4[o, p], q, r, s]"),
     "units": (lambda x, t: read(x[:, None][t[:, None]].reshape(2, 1, 16, 3, 5)), "* 4 + "),
 }
 
@@ -85,8 +92,9 @@ OTHERS = {
     "another order before it is joined": (lambda x, t: read(jnp.swapaxes(x[t], 1, 2).reshape(2, 4, 60)), 1),
     "a permuting reshape": (lambda x, t: read(lax.reshape(x[t], (2, 4, 15, 4), (0, 1, 3, 4, 2))), 1),
     "joined by a permuting reshape": (lambda x, t: read(lax.reshape(x[t], (2, 16, 15), (0, 2, 1, 3, 4))), 1),
-    "rows of a scaled source": (lambda x, t: read((x * 0.5)[t]), 0),
-    "rows of another type": (lambda x, t: read(x.astype(jnp.bfloat16)[t]), 0),
+    "few rows of a scaled source": (lambda x, t: read((x * 0.5)[t[:1]]), 0),
+    "few rows of another type": (lambda x, t: read(x.astype(jnp.bfloat16)[t[:1]]), 0),
+    "few rows of a scaled source that is turned": (lambda x, t: read(jnp.moveaxis(x * 0.5, 2, 0)[t[0, :2]][None]), 0),
     "another type before it is joined": (lambda x, t: read(x[t].astype(jnp.bfloat16).reshape(2, 16, 15)), 1),
 }  # fmt: skip
 BEHIND = lax.GatherDimensionNumbers((2, 3, 4), (2,), (2,))
