@@ -145,6 +145,31 @@ def turned(x, rows):
     return jax.lax.scan(lambda x, row: (jnp.sin(x.T) + row, x[0]), x, rows)
 
 
+def farthest_points(points):
+    """Each cloud's points, of which each is the farthest from all that were taken before."""
+
+    def of_cloud(points):
+        def trip(k, state):
+            apart, at, taken = state
+            apart = jnp.minimum(apart, jnp.sum(jnp.square(points - points[at]), -1))
+            return apart, jnp.argmax(apart).astype(jnp.int32), taken.at[k].set(at)
+
+        begin = jnp.full(points.shape[0], jnp.inf), jnp.int32(3), jnp.full(6, -1, jnp.int32)
+        return jax.lax.fori_loop(0, 6, trip, begin)
+
+    return jax.vmap(of_cloud)(points)
+
+
+def joined_groups(one, two, length):
+    """Groups that edges join one after the other, unless they are long."""
+
+    def trip(k, group):
+        low, high = jnp.minimum(group[one[k]], group[two[k]]), jnp.maximum(group[one[k]], group[two[k]])
+        return jnp.where((group == high) & (length[k] < 1.0), low, group)
+
+    return jax.lax.fori_loop(0, one.shape[0], trip, jnp.arange(9))
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "moving_average": (moving_average, (normal(0, 5, 37), normal(1, 20, 5, 37))),
     "selective_state_space": (selective_state_space, (
@@ -166,5 +191,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "turned": (turned, (normal(0, 6, 6), normal(1, 5, 6, 6))),
     "repeated": (repeated, (normal(0, 5, 7),)),
     "states_swap": (states_swap, (normal(0, 6), normal(1, 6), normal(2, 9, 6))),
+    "farthest_points": (farthest_points, (normal(0, 3, 11, 3),)),
+    "joined_groups": (joined_groups, (jnp.asarray([0, 3, 8, 8, 5, 1]), jnp.asarray([2, 8, 1, 0, 4, 6]), jnp.abs(normal(0, 6)))),
     "states_rotate": (states_rotate, (normal(0, 6), normal(1, 6), normal(2, 6), normal(3, 8, 6))),
 }  # fmt: skip

@@ -5,7 +5,6 @@ by position: a kernel has that.
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,12 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.decompositions.computed_places import COMBINED
 from pallasfuse.decompositions.writing import Atom, Run, Writer
 from pallasfuse.jaxpr_frontend import flatten
 
 type Array = Any
 
-_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
-    "scatter": lambda _, new: new, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
-    "scatter-min": lax.min, "scatter-max": lax.max,
-}  # fmt: skip
-"""The updates, and what they make of what stands at a place and what comes."""
 _OF_PLACES: dict[str, Callable[[Mapping[str, Any], Sequence[np.ndarray]], np.ndarray]] = {
     "broadcast_in_dim": lambda p, v: np.broadcast_to(np.expand_dims(v[0], _new_dimensions(p)), p["shape"]),
     "concatenate": lambda p, v: np.concatenate(v, p["dimension"]),
@@ -41,7 +36,7 @@ _MOST_NUMBERS = 16
 def with_choices_at_known_places(jaxpr: Jaxpr) -> Jaxpr:
     """Returns a jaxpr, flat where it changes, in which updates of one known place or window are choices by position."""
     flat = flatten(jaxpr)
-    if not any(eqn.primitive.name in _COMBINED for eqn in flat.eqns):
+    if not any(eqn.primitive.name in COMBINED for eqn in flat.eqns):
         return jaxpr
     writer, known, changed = Writer(flat), dict[Var, np.ndarray](), False
     for eqn in flat.eqns:
@@ -78,7 +73,7 @@ def _new_dimensions(params: Mapping[str, Any]) -> tuple[int, ...]:
 def _choice(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:
     """Returns what computes an update by a choice at each position; None where its place is not known, or there are several."""
     name = eqn.primitive.name
-    combined = _COMBINED.get(name)
+    combined = COMBINED.get(name)
     if combined is None or (name == "scatter" and eqn.params["update_jaxpr"] is not None):
         return None  # what comes may also be a function of what stands there
     if (

@@ -15,6 +15,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.decompositions import computed_places
 from pallasfuse.decompositions.writing import Atom, Run, Writer
 from pallasfuse.jaxpr_frontend import flatten
 
@@ -302,4 +303,5 @@ _RULES: dict[str, Callable[[JaxprEqn], Run | None]] = {
     "unstack": _unstack,
     **dict.fromkeys(("cumsum", "cummax", "cummin"), _running),
     **dict.fromkeys(("argmax", "argmin"), _place_of_extreme),
+    **computed_places.RULES,
 }

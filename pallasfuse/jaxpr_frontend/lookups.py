@@ -90,21 +90,25 @@ def _as_it_lies(lookup: Lookup, computed: Mapping[str, Nest], in_memory: Collect
     source = lookup.source
     while source.name not in in_memory:
         nest = computed[source.name]
-        read, made, over = ([a for a in axes if a.extent != 1] for axes in (_turned(nest), nest.axes, source.axes))
-        if not read or [a.extent for a in made] != [a.extent for a in over]:
+        turned = _turned(nest)
+        if turned is None:
+            break
+        read, made, over = ([a for a in axes if a.extent != 1] for axes in (turned.indices, nest.axes, source.axes))
+        if [a.extent for a in made] != [a.extent for a in over]:
             break
         by_axis = dict(zip(made, over, strict=True))
-        source = Tensor(nest.body.tensor, tuple(by_axis[a] for a in read), source.dtype)
+        source = Tensor(turned.tensor, tuple(by_axis[a] for a in read), source.dtype)
     if source.name not in in_memory and volume(lookup.source.axes) > volume(lookup.result.axes):
         return Refusal("gather of an array that is computed, and of which less is read")
     return verify(replace(lookup, source=source))
 
 
-def _turned(nest: Nest) -> tuple[Axis, ...]:
-    """Returns the axes of what a nest reads, in their order there, where it gives its elements another order and no more."""
+def _turned(nest: Nest) -> Read | None:
+    """Returns what a nest reads, where it gives its elements another order and no more."""
     body = nest.body
-    same = isinstance(body, Read) and not nest.is_reduction and set(body.indices) == set(nest.axes)
-    return body.indices if same and len(set(body.indices)) == len(body.indices) else ()
+    if not isinstance(body, Read) or nest.is_reduction or set(body.indices) != set(nest.axes):
+        return None
+    return body if len(set(body.indices)) == len(body.indices) else None
 
 
 @dataclass(slots=True)

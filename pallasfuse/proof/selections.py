@@ -50,11 +50,16 @@ def selections(body: Jaxpr, name: str, seed: int, record: Record) -> None:
             expected, found = both(*(_drawn(v, generator) for v in leaves))
             for number, (a, b) in enumerate(zip(expected, found, strict=True)):
                 want, have = np.asarray(a), np.asarray(b)
-                if want.shape == have.shape and want.dtype == have.dtype and np.array_equal(want, have):
+                if want.shape == have.shape and want.dtype == have.dtype and _are_equal(want, have):
                     continue
                 if record.wrong is None:
                     at = tuple(int(n) for n in np.argwhere(want != have)[0]) if want.shape == have.shape else ()
                     record.wrong = Counterexample(stage, f"value {number}", at, str(want[at]), str(have[at]))
+
+
+def _are_equal(first: Any, other: Any) -> bool:
+    """Are two arrays equal, also where both have no number, as for places outside of an array?"""
+    return np.array_equal(first, other) or bool(np.all((first == other) | ((first != first) & (other != other))))  # noqa: PLR0124
 
 
 def _read_by_others(jaxpr: Jaxpr, known: dict[Var, Any]) -> list[Any]:

@@ -1,0 +1,245 @@
+"""Elements at places that a program computes, as sums and choices over all positions of an axis.
+
+A kernel that holds an axis in registers cannot take the element whose number it has just computed, or change that one alone:
+threads do not read each other's registers. But each can compare its positions with the number. What is taken is a sum in which all
+terms but one are zero, and what is changed is a choice at each position: greedy methods take and change one element a trip, after
+they have looked at all of them anyway. A sum of zeros and one number is that number, except that -0 becomes 0.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.writing import Run
+
+type Array = Any
+
+COMBINED: Mapping[str, Callable[[Array, Array], Array]] = {
+    "scatter": lambda _, new: new, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
+    "scatter-min": lax.min, "scatter-max": lax.max,
+}  # fmt: skip
+"""The updates, and what they make of what stands at a place and what comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Says where a gather or a scatter takes its places from.
+
+    `by_number`: the dimensions of the array of which one position is taken, with the number of its index among those of a place.
+    `batching`: dimensions of the array by those of the indices which they run with.
+    """
+
+    by_number: Mapping[int, int]
+    batching: Mapping[int, int]
+    drops: bool
+    """Places outside of the array are none; otherwise they are the nearest inside."""
+
+
+def taken(eqn: JaxprEqn) -> Run | None:
+    """Computes a gather of a single position, or one for each of a batch, and of all positions along the other dimensions.
+
+    None for other ones: several positions of one array would be compared with all of it for each.
+    """
+    numbers, sizes = eqn.params["dimension_numbers"], [int(n) for n in eqn.params["slice_sizes"]]
+    shape, out = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.outvars[0])
+    places = _places(
+        shape, sizes, numbers.start_index_map, numbers.operand_batching_dims, numbers.start_indices_batching_dims, eqn
+    )
+    if places is None or not _is_one(places, _compat.shape_of(eqn.invars[1])):
+        return None
+    fill = eqn.params["fill_value"]
+    dropped = [int(d) for d in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
+    offsets = [int(d) for d in numbers.offset_dims]
+
+    def run(array: Array, indices: Array) -> list[Array]:
+        rank = indices.ndim - 1
+        found, kept = _with_dimensions_of_indices(array, places, rank)
+        inside: Array = True
+        for dim, number in places.by_number.items():
+            at = rank + kept.index(dim)
+            index, is_inside = _index(_component(indices, number), shape[dim], places.drops)
+            inside = jnp.logical_and(inside, is_inside)
+            found = _one(found, at, index.reshape(*index.shape, *[1] * len(kept)))
+        found = jnp.broadcast_to(found, (*indices.shape[:-1], *found.shape[rank:]))
+        found = jnp.squeeze(found, [rank + kept.index(d) for d in dropped if d in kept])
+        rows = [d for d in range(len(out)) if d not in offsets]
+        found = jnp.transpose(found, [([*rows, *offsets]).index(d) for d in range(len(out))])
+        if places.drops:
+            inside = jnp.broadcast_to(inside, indices.shape[:-1])
+            inside = lax.broadcast_in_dim(inside, out, rows)
+            nothing = _nothing(found.dtype) if fill is None else fill
+            found = jnp.where(inside, found, jnp.asarray(nothing, found.dtype))
+        return [found]
+
+    return run
+
+
+def sliced(eqn: JaxprEqn) -> Run | None:
+    """Computes a slice of one position along some dimensions, and of all along the others; None for other ones."""
+    shape, sizes = _compat.shape_of(eqn.invars[0]), [int(n) for n in eqn.params["slice_sizes"]]
+    cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+    if any(sizes[d] != 1 for d in cut) or not _of_numbers(eqn):
+        return None
+
+    def run(array: Array, *starts: Array) -> list[Array]:
+        for dim in cut:
+            index, _ = _index(starts[dim], shape[dim], drops=False)
+            array = _one(array, dim, index)
+        return [array]
+
+    return run
+
+
+def changed(eqn: JaxprEqn) -> Run | None:
+    """Computes a scatter that changes one position along some dimensions, or one for each of a batch; None for other ones."""
+    numbers, combine = eqn.params["dimension_numbers"], COMBINED[eqn.primitive.name]
+    shape, of_indices, of_update = (_compat.shape_of(v) for v in eqn.invars)
+    inserted = {int(d) for d in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)}
+    windows = [int(d) for d in numbers.update_window_dims]
+    by_dim = dict(zip([d for d in range(len(shape)) if d not in inserted], windows, strict=True))
+    sizes = [of_update[by_dim[d]] if d in by_dim else 1 for d in range(len(shape))]
+    batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    places = _places(shape, sizes, numbers.scatter_dims_to_operand_dims, *batching, eqn)
+    if places is None or not _is_one(places, of_indices):
+        return None
+    if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
+        return None  # what comes is a function of what stands there
+
+    def run(array: Array, indices: Array, update: Array) -> list[Array]:
+        rank = indices.ndim - 1
+        rows = [d for d in range(update.ndim) if d not in windows]
+        # the update over the dimensions of the array: those of the batch, and those of its window
+        over = {dim: rows[of] for of, dim in places.batching.items()} | by_dim
+        update = _over_dimensions(update, over, len(shape))
+        here: Array = True
+        for dim, number in places.by_number.items():
+            index, _ = _index(_component(indices, number), shape[dim], places.drops)
+            index = _over_dimensions(index, {d: of for of, d in places.batching.items()}, len(shape))
+            here = jnp.logical_and(here, lax.broadcasted_iota(jnp.int32, shape, dim) == index)
+        assert rank == len(rows)
+        return [jnp.where(here, combine(array, update.astype(array.dtype)), array)]
+
+    return run
+
+
+def replaced(eqn: JaxprEqn) -> Run | None:
+    """Computes an update of one position along some dimensions, and of all along the others; None for other ones."""
+    shape, sizes = (_compat.shape_of(v) for v in eqn.invars[:2])
+    cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+    if any(sizes[d] != 1 for d in cut) or not _of_numbers(eqn):
+        return None
+
+    def run(array: Array, update: Array, *starts: Array) -> list[Array]:
+        here: Array = True
+        for dim in cut:
+            index, _ = _index(starts[dim], shape[dim], drops=False)
+            here = jnp.logical_and(here, lax.broadcasted_iota(jnp.int32, shape, dim) == index)
+        return [jnp.where(here, update, array)]
+
+    return run
+
+
+RULES: Mapping[str, Callable[[JaxprEqn], Run | None]] = {
+    "gather": taken,
+    "dynamic_slice": sliced,
+    "dynamic_update_slice": replaced,
+    **dict.fromkeys(COMBINED, changed),
+}
+
+
+def _places(
+    shape: Sequence[int], sizes: Sequence[int], by_index: Sequence[Any], batching: Sequence[Any], with_indices: Sequence[Any],
+    eqn: JaxprEqn,
+) -> _Places | None:  # fmt: skip
+    """Finds the places of a gather or a scatter; None where it takes parts of a dimension that are longer than one position."""
+    if not _of_numbers(eqn):
+        return None
+    mode = eqn.params["mode"]
+    own = {int(dim): number for number, dim in enumerate(by_index)}
+    beside = {int(of): int(dim) for of, dim in zip(with_indices, batching, strict=True)}
+    cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size and d not in beside.values()]
+    known = (GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS, GatherScatterMode.FILL_OR_DROP)
+    drops = mode == GatherScatterMode.FILL_OR_DROP
+    if 0 in shape or mode not in known or any(sizes[d] != 1 or d not in own for d in cut):
+        return None
+    # where all of a dimension is taken, only an index of zero is inside
+    wanted = own if drops else {d: own[d] for d in own if d in cut}
+    if any(sizes[d] != 1 for d in wanted):
+        return None
+    return _Places(wanted, beside, drops)
+
+
+def _is_one(places: _Places, of_indices: Sequence[int]) -> bool:
+    """Is there one place in an array, or in each of a batch?"""
+    return math.prod(n for d, n in enumerate(of_indices[:-1]) if d not in places.batching) == 1
+
+
+def _of_numbers(eqn: JaxprEqn) -> bool:
+    """Are the elements of an array numbers or conditions?"""
+    dtype = _compat.dtype_of(eqn.invars[0])
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and not jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def _component(indices: Array, number: int) -> Array:
+    """Computes one of the numbers that places consist of, along the last dimension; a slice is none that kernels have."""
+    here = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1) == number
+    return jnp.sum(jnp.where(here, indices, 0), axis=-1, dtype=indices.dtype)
+
+
+def _index(index: Array, length: int, drops: bool) -> tuple[Array, Array]:
+    """Returns a position along a dimension, and says if it is inside; where nothing is dropped, the nearest inside."""
+    inside = jnp.logical_and(index >= 0, index < length)
+    position = index if drops else jnp.clip(index, 0, length - 1)
+    return position.astype(jnp.int32), inside
+
+
+def _one(array: Array, dim: int, index: Array) -> Array:
+    """Computes the elements of an array at one position of a dimension, which has length one then."""
+    is_bool = array.dtype == jnp.bool_
+    values = array.astype(jnp.int32) if is_bool else array
+    here = lax.broadcasted_iota(jnp.int32, array.shape, dim) == index
+    found = jnp.sum(jnp.where(here, values, jnp.zeros((), values.dtype)), axis=dim, keepdims=True, dtype=values.dtype)
+    return found != 0 if is_bool else found
+
+
+def _with_dimensions_of_indices(array: Array, places: _Places, rank: int) -> tuple[Array, list[int]]:
+    """Returns an array over the `rank` dimensions of indices and its own other ones, and which of its dimensions these are."""
+    ordered = sorted(places.batching)
+    kept = [d for d in range(array.ndim) if d not in places.batching.values()]
+    turned = jnp.transpose(array, [*(places.batching[of] for of in ordered), *kept])
+    shape = [1] * rank + [array.shape[d] for d in kept]
+    for of in ordered:
+        shape[of] = array.shape[places.batching[of]]
+    return turned.reshape(shape), kept
+
+
+def _over_dimensions(array: Array, over: Mapping[int, int], rank: int) -> Array:
+    """Returns an array over `rank` dimensions, of which `over` says which of its own they are; the others have length one."""
+    ordered = sorted(over)
+    others = [d for d in range(array.ndim) if d not in over.values()]
+    array = jnp.squeeze(array, others) if others else array
+    left = [d for d in range(array.ndim + len(others)) if d not in others]
+    turned = jnp.transpose(array, [left.index(over[d]) for d in ordered])
+    shape = [1] * rank
+    for n, d in enumerate(ordered):
+        shape[d] = turned.shape[n]
+    return turned.reshape(shape)
+
+
+def _nothing(dtype: Any) -> Any:
+    """Returns what a gather leaves for places outside of an array, as `jax.lax.gather` says."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    if dtype == jnp.bool_:
+        return True
+    return jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.iinfo(dtype).max

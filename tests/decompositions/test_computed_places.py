@@ -1,0 +1,102 @@
+"""Elements at places that a program computes, as sums and choices over all positions: equal to gathers, scatters and slices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse.decompositions.computed_places import RULES
+from pallasfuse.decompositions.selections import without_selections
+from pallasfuse.jaxpr_frontend import flatten
+
+ROWS, CLOUDS = jnp.arange(24.0).reshape(4, 6) + 0.5, jnp.arange(48.0).reshape(2, 4, 6) - 9
+AT, EACH = jnp.int32(2), jnp.asarray([1, 3], jnp.int32)
+
+
+def written(function, *args):
+    """A program in which no place is computed, and what it gives."""
+    jaxpr = jax.make_jaxpr(function)(*args)
+    found = without_selections(jaxpr)
+    left = {e.primitive.name for e in flatten(found).eqns} & RULES.keys()
+    return left, _compat.eval_jaxpr(found, found.consts, *args)
+
+
+ONE = {
+    "a row": lambda x, k: x[k],
+    "a column": lambda x, k: x[:, k],
+    "an element": lambda x, k: x[k, k + 1],
+    "from the end": lambda x, k: x[k - 5],
+    "the nearest": lambda x, k: jnp.take(x, 9 * k - 3, axis=0, mode="clip"),
+    "beyond the end": lambda x, k: jnp.take(x, 9 * k, axis=0, mode="fill"),
+    "beyond the end, with a number": lambda x, k: jnp.take(x, 9 * k, axis=1, mode="fill", fill_value=3.0),
+    "whole numbers beyond the end": lambda x, k: x.astype(jnp.int32).at[9 * k].get(mode="fill"),
+    "conditions": lambda x, k: (x > 7)[k],
+    "a slice": lambda x, k: lax.dynamic_slice(x, (k * 3, 1), (1, 6)),
+    "a slice before the first": lambda x, k: lax.dynamic_slice(x, (k - 9, 1), (1, 6)),
+    "a row is set": lambda x, k: x.at[k].set(jnp.arange(6.0)),
+    "a column is set": lambda x, k: x.at[:, k].set(jnp.arange(4.0)),
+    "an element is set": lambda x, k: x.at[k, k + 1].set(9.0),
+    "nothing is set": lambda x, k: x.at[9 * k].set(9.0),
+    "the nearest is multiplied": lambda x, k: x.at[9 * k].mul(2.0, mode="clip"),
+    "a row is added": lambda x, k: x.at[k].add(jnp.arange(6.0)),
+    "the larger stays": lambda x, k: x.at[k].max(14.0),
+    "an update by a slice": lambda x, k: lax.dynamic_update_slice(x, 9 * x[:1], (k * 3, 0)),
+}
+
+
+@pytest.mark.parametrize("case", ONE)
+@pytest.mark.parametrize("each", [False, True])
+def test_what_is_written_is_what_it_stands_for(case, each):
+    """Also with a place for each of a batch, in whatever dimension the batch is."""
+    function, args = ONE[case], (ROWS, AT)
+    if each:
+        function, args = jax.vmap(function, (1, 0)), (jnp.moveaxis(CLOUDS, 0, 1), EACH)
+    left, (got,) = written(function, *args)
+    want = function(*args)
+    assert not left
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_array_equal(got, want)
+
+
+OTHERS = {
+    "parts of rows": lambda x, k: lax.dynamic_slice(x, (k, 1), (1, 3)),
+    "two rows": lambda x, k: lax.dynamic_slice(x, (k, 0), (2, 6)),
+    "two rows are set": lambda x, k: lax.dynamic_update_slice(x, x[:2], (k, 0)),
+    "several rows": lambda x, k: x[jnp.stack([k, k - 1, k + 1])],
+    "a function of what stands there": lambda x, k: x.at[k].apply(jnp.sin),
+    "several places are added to": lambda x, k: x.at[jnp.stack([k, k, k + 1])].add(1.0),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_others_stay(case):
+    left, (got,) = written(OTHERS[case], ROWS, AT)
+    assert left
+    np.testing.assert_array_equal(got, OTHERS[case](ROWS, AT))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_axes_of_arrays_and_batches(data):
+    """The place may run with any dimension of the array, and be beyond its ends."""
+    rank = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank)))
+    axis, mode = data.draw(st.integers(0, rank - 1)), data.draw(st.sampled_from(["clip", "fill", "drop"]))
+    batch, at = data.draw(st.integers(0, rank)), data.draw(st.integers(-6, 6))
+    x = jnp.arange(1.0, 1 + 3 * np.prod(shape)).reshape(3, *shape)
+    places = jnp.asarray([at, at + 1, 0], jnp.int32)
+
+    def function(x, k):
+        index = (*[slice(None)] * axis, k)
+        if mode == "drop":
+            return x.at[index].set(-1.0, mode=mode)
+        return x.at[index].get(mode=mode)
+
+    args = jnp.moveaxis(x, 0, batch), places
+    left, (got,) = written(jax.vmap(function, (batch, 0)), *args)
+    assert not left
+    np.testing.assert_array_equal(got, jax.vmap(function, (batch, 0))(*args))
