@@ -23,6 +23,7 @@ Kinds of programs:
 - `one query`: attention of one query for each head in both orders of the dimensions of caches, alone and with a bias.
 - `products with ends`: operands that are computed before a product, and maps of its result.
 - `columns of maps`: columns of values that are computed, which few blocks reduce.
+- `systems`: factorisations of matrices and solutions of linear systems, of one matrix and of many.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
 
 Times are microseconds, sums of kernel times on a GPU and wall times on a CPU, which must be otherwise idle.
@@ -35,13 +36,15 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.alone_cases import Case, case
+from benchmarks.linear_systems import systems
 from benchmarks.program_kernels import device_at_hand
 from benchmarks.scalar_functions import microseconds
 from pallasfuse.decompositions.joins import choice
@@ -61,17 +64,6 @@ SHORTER = {"gpu": 1, "cpu": 8}
 SIZES = {"gpu": {"m": 2048, "n": 4096, "k": 2048}, "cpu": {"m": 256, "n": 512, "k": 256}}
 BYTES = ((1536, 1152, 4608), (4096, 4096, 4096), (16, 4096, 11008), (333, 1000, 1500), (2048, 2048, 4095))
 """Products of bytes and of integers: m, k, n."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One program. label: its kind, shape and type."""
-
-    label: str
-    function: Callable[..., Any]
-    structs: tuple[jax.ShapeDtypeStruct, ...]
-    below: int = 1000
-    """Whole numbers among the arguments are drawn from 0 up to this."""
 
 
 def reductions(kind: str, elements: int) -> Iterator[Case]:
@@ -115,26 +107,20 @@ def products(platform: str) -> Iterator[Case]:
     yield product("mk", "kn", "int32", {"m": 333, "k": 1000, "n": 1500})
 
 
-def _case(kind: str, words: str, function: Callable[..., Any], *arrays: tuple[Sequence[int], str]) -> Case:
-    shapes = " ".join("x".join(map(str, shape)) for shape, _ in arrays[:1])
-    structs = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays)
-    return Case(f"{kind} {words} {shapes} {arrays[0][1]}", function, structs)
-
-
 def maps(platform: str) -> Iterator[Case]:
     """Yields kernels of maps that compute next to nothing."""
     for power, number, dtype in itertools.product((8, 12, 16, 18, 20, 22, 24), (1, 2, 8), ("float32", "bfloat16")):
         size = max(256, (1 << power) // SHORTER[platform])
         if number * size <= 1 << 25:
-            yield _case("maps", f"{number} arrays", lambda *x: sum(x) + 1, *[((size,), dtype)] * number)
+            yield case("maps", f"{number} arrays", lambda *x: sum(x) + 1, *[((size,), dtype)] * number)
     for length, *inner in ((1000, 37, 21), (64, 129, 257), (8, 1024, 16, 64), (333, 333, 33)):
         shape = (-(-length // SHORTER[platform]), *inner)
         along = [(tuple(n if i == at else 1 for i, n in enumerate(shape)), "float32") for at in range(len(shape))]
-        yield _case("maps", "lacking axes", lambda x, *v: sum(v, x), (shape, "float32"), *along)
+        yield case("maps", "lacking axes", lambda x, *v: sum(v, x), (shape, "float32"), *along)
     for dtype in ("float32", "bfloat16"):
         rows = 4096 // SHORTER[platform]
-        yield _case("maps", "halves", lambda x: jax.nn.silu(x[:, :2816]) * x[:, 2816:], ((rows, 5632), dtype))
-        yield _case("maps", "turned", lambda x, y: x + y.T, ((rows, 2048), dtype), ((2048, rows), dtype))
+        yield case("maps", "halves", lambda x: jax.nn.silu(x[:, :2816]) * x[:, 2816:], ((rows, 5632), dtype))
+        yield case("maps", "turned", lambda x, y: x + y.T, ((rows, 2048), dtype), ((2048, rows), dtype))
 
 
 CHAINS: dict[str, tuple[Callable[[Any, int], Any], str]] = {
@@ -160,7 +146,7 @@ def _repeated(step: Callable[[Any, int], Any], times: int) -> Callable[[Any], An
 def chains(platform: str) -> Iterator[Case]:
     """Yields kernels that compute many operations for each element."""
     for (words, (step, dtype)), times, power in itertools.product(CHAINS.items(), (4, 16, 64), (14, 18, 22)):
-        yield _case(
+        yield case(
             "chains", f"{times} x {words}", _repeated(step, times), (((1 << power) // SHORTER[platform],), dtype)
         )
 
@@ -172,7 +158,7 @@ def functions(platform: str) -> Iterator[Case]:
         def step(x: Any, i: int, function: Callable[[Any], Any] = function) -> Any:
             return function(x + i * 0.01) * 0.9
 
-        yield _case("functions", words, _repeated(step, 6), (((1 << power) // SHORTER[platform],), "float32"))
+        yield case("functions", words, _repeated(step, 6), (((1 << power) // SHORTER[platform],), "float32"))
 
 
 def _masked(x: Any) -> Any:
@@ -196,11 +182,11 @@ def norms(platform: str) -> Iterator[Case]:
         "variance": lambda x: _normalised(x, centred=True),
     }
     for (words, function), (number, length), dtype in itertools.product(kinds.items(), rows, ("float32", "bfloat16")):
-        yield _case("norms", words, function, ((-(-number // SHORTER[platform]), length), dtype))
+        yield case("norms", words, function, ((-(-number // SHORTER[platform]), length), dtype))
     for (batch, length), dtype in itertools.product(
         ((32, 1024), (16, 2048), (64, 257), (96, 197)), ("float32", "bfloat16")
     ):
-        yield _case("norms", "masked softmax", _masked, ((batch // SHORTER[platform], length, length), dtype))
+        yield case("norms", "masked softmax", _masked, ((batch // SHORTER[platform], length, length), dtype))
 
 
 def _in_space(width: int, x: Any) -> Any:
@@ -220,17 +206,17 @@ def windows(platform: str) -> Iterator[Case]:
         def pool(x: Any, width: int = width) -> Any:
             return lax.reduce_window(x, -jnp.inf, lax.max, (1, width, width, 1), (1, 1, 1, 1), "SAME")
 
-        yield _case(
+        yield case(
             "windows", f"{width} x {width}", pool, ((batch, side // SHORTER[platform], side, channels), "float32")
         )
     for width, (words, form) in itertools.product((2, 3, 5), IN_SPACE.items()):
         shape = (2, 96 // SHORTER[platform], 160, 160)
-        yield _case(
+        yield case(
             "windows", f"{width} x {width} x {width} {words}", functools.partial(form, width), (shape, "float32")
         )
     for axis, shape in itertools.product((0, 1), ((64, 1000), (4096, 128), (16, 65536))):
         sums = functools.partial(jnp.cumsum, axis=axis)
-        yield _case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHORTER[platform]), "float32"))
+        yield case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHORTER[platform]), "float32"))
 
 
 def convolutions(platform: str) -> Iterator[Case]:
@@ -245,7 +231,7 @@ def convolutions(platform: str) -> Iterator[Case]:
     for (many, channels, results, side, width), dtype in itertools.product(sizes, ("float32", "bfloat16")):
         examples, long = many // SHORTER[platform], side - width + 1
         arrays = ((channels, side, side, examples), dtype), ((long, long, 1, examples * results), dtype)
-        yield _case("convolutions", f"apart {width} x {width}", functools.partial(apart, examples=examples), *arrays)
+        yield case("convolutions", f"apart {width} x {width}", functools.partial(apart, examples=examples), *arrays)
     for (batch, side, results, width), dtype in itertools.product(
         ((256, 28, 32, 3), (256, 28, 32, 5), (1024, 28, 16, 5), (64, 128, 16, 3)), ("float32", "bfloat16")
     ):
@@ -261,9 +247,9 @@ def convolutions(platform: str) -> Iterator[Case]:
 
         images = (batch // SHORTER[platform], side, side, 1), dtype
         kernel = (width, width, 1, results), dtype
-        yield _case("convolutions", f"one channel {width} x {width} to {results}", one, images, kernel)
+        yield case("convolutions", f"one channel {width} x {width} to {results}", one, images, kernel)
         made = (*images[0][:3], results), dtype
-        yield _case("convolutions", f"one channel's weights {width} x {width} to {results}", of_weights, images, made)
+        yield case("convolutions", f"one channel's weights {width} x {width} to {results}", of_weights, images, made)
 
 
 def sorts(platform: str) -> Iterator[Case]:
@@ -271,9 +257,9 @@ def sorts(platform: str) -> Iterator[Case]:
     for number, length in ((64, 1000), (1, 1 << 20), (4096, 128), (16, 65536), (256, 4096), (30000, 16), (64, 50257)):
         shape = (-(-number // SHORTER[platform]), length)
         for dtype in ("float32", "int32", "bfloat16"):
-            yield _case("sorts", "stable", lambda x: jnp.sort(x, -1), (shape, dtype))
-        yield _case("sorts", "any order", lambda x: lax.sort(x, dimension=1, is_stable=False), (shape, "float32"))
-        yield _case("sorts", "positions", lambda x: jnp.argsort(x, -1), (shape, "float32"))
+            yield case("sorts", "stable", lambda x: jnp.sort(x, -1), (shape, dtype))
+        yield case("sorts", "any order", lambda x: lax.sort(x, dimension=1, is_stable=False), (shape, "float32"))
+        yield case("sorts", "positions", lambda x: jnp.argsort(x, -1), (shape, "float32"))
 
 
 def draws(platform: str) -> Iterator[Case]:
@@ -283,7 +269,7 @@ def draws(platform: str) -> Iterator[Case]:
         def drawn(key: Any, size: int = (1 << power) // SHORTER[platform], draw: Callable[..., Any] = draw) -> Any:
             return draw(jax.random.wrap_key_data(key), (size,))
 
-        yield _case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))
+        yield case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))
 
 
 def pieces(platform: str) -> Iterator[Case]:
@@ -297,7 +283,7 @@ def pieces(platform: str) -> Iterator[Case]:
     for (positions, groups, channels), dtype, (words, function) in itertools.product(
         shapes, ("float32", "bfloat16"), kinds.items()
     ):
-        yield _case("pieces", words, function, ((8 // min(8, SHORTER[platform]), positions, groups, channels), dtype))
+        yield case("pieces", words, function, ((8 // min(8, SHORTER[platform]), positions, groups, channels), dtype))
 
 
 def gathers(platform: str) -> Iterator[Case]:
@@ -314,8 +300,8 @@ def gathers(platform: str) -> Iterator[Case]:
         rows = (1 << 23) // (SHORTER[platform] * length * run)
         shape = (rows, length) if run == 1 else (rows, length, run)
         positions = (rows, length) if words == "of each row" else (length // fewer,)
-        case = _case("gathers", words, take, (shape, dtype), (positions, "int32"))
-        yield replace(case, below=length)
+        made = case("gathers", words, take, (shape, dtype), (positions, "int32"))
+        yield replace(made, below=length)
 
 
 HEADS = (
@@ -343,9 +329,9 @@ def vectors(platform: str) -> Iterator[Case]:
                 (f"bhd,{order}->bht", (b, h, d)) if of == "keys" else (f"bht,{order}->bhd", (b, h, length))
             )
             for words, caches in (("", shape), ("of a stack ", (2, *shape))):
-                case = _case("vectors", f"{words}{of} {order} {length}x{d}", functools.partial(times, numbers),
+                made = case("vectors", f"{words}{of} {order} {length}x{d}", functools.partial(times, numbers),
                              (vector, dtype), (caches, dtype), ((), "int32"))  # fmt: skip
-                yield replace(case, below=1)
+                yield replace(made, below=1)
 
 
 def one_query(platform: str) -> Iterator[Case]:
@@ -359,7 +345,7 @@ def one_query(platform: str) -> Iterator[Case]:
         length = t // SHORTER[platform]
         for order, shape in {"bhtd": (b, h, length, d), "bthd": (b, length, h, d)}.items():
             for words, bias in (("", ()), ("with a bias ", (((b, h, length), "float32"),))):
-                yield _case("one query", f"{words}{order} {length}", functools.partial(attend, order),
+                yield case("one query", f"{words}{order} {length}", functools.partial(attend, order),
                             ((b, h, d), dtype), (shape, dtype), (shape, dtype), *bias)  # fmt: skip
 
 
@@ -379,7 +365,7 @@ def products_with_ends(platform: str) -> Iterator[Case]:
     for dtype, (m, k, n), (words, form) in itertools.product(("bfloat16", "float32"), sizes, ENDS.items()):
         rows = -(-m // SHORTER[platform])
         arrays: tuple[tuple[Sequence[int], str], ...] = (((rows, k), dtype), ((k, n), dtype), ((rows, n), dtype))
-        yield _case("products with ends", f"{words} to {n}", form, *arrays)
+        yield case("products with ends", f"{words} to {n}", form, *arrays)
 
 
 MAPS_OF_COLUMNS: dict[str, Callable[[Any], Any]] = {
@@ -395,7 +381,7 @@ def columns_of_maps(platform: str) -> Iterator[Case]:
         shapes, ("float32", "bfloat16"), MAPS_OF_COLUMNS.items()
     ):
         shape = (-(-kept // SHORTER[platform]), reduced, columns)
-        yield _case("columns of maps", words, lambda x, f=reduce: f(x.astype(jnp.float32)), (shape, dtype))
+        yield case("columns of maps", words, lambda x, f=reduce: f(x.astype(jnp.float32)), (shape, dtype))
 
 
 def _as_choice(arrays: Sequence[Any]) -> Any:
@@ -433,23 +419,25 @@ def joins(platform: str) -> Iterator[Case]:
             "concatenated": functools.partial(jnp.concatenate, axis=1), "chosen": _as_choice,
         }  # fmt: skip
         for form, join in forms.items():
-            yield _case("joins", f"{words} {form}", lambda *x, f=operands, join=join: join(f(*x)), *given)
+            yield case("joins", f"{words} {form}", lambda *x, f=operands, join=join: join(f(*x)), *given)
 
 
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
     "products with ends": products_with_ends, "convolutions": convolutions, "vectors": vectors,
-    "one query": one_query,
+    "one query": one_query, "systems": systems,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 
 
-def _drawn(case: Case) -> Iterator[Any]:
+def _drawn(program: Case) -> Iterator[Any]:
     """Yields arrays of numbers in no order, of which all functions are defined."""
-    for at, struct in enumerate(case.structs):
+    for at, struct in enumerate(program.structs):
         found = jax.random.uniform(jax.random.key(at), struct.shape)
-        yield (case.below * found if jnp.issubdtype(struct.dtype, jnp.integer) else 0.25 + found).astype(struct.dtype)
+        yield (program.below * found if jnp.issubdtype(struct.dtype, jnp.integer) else 0.25 + found).astype(
+            struct.dtype
+        )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -469,11 +457,11 @@ def main(words: Sequence[str] | None = None) -> None:
         calls = list(pool.map(lambda c: jax.jit(c.function).lower(*c.structs).compile(), cases))
     rows = []
     print(f"{'program':42} {'us':>9} {'price':>9} {'ratio':>6}")
-    for case, call in zip(cases, calls, strict=True):
-        us = microseconds(call, *_drawn(case))
-        price_us = price_xla(convert(flatten(jax.make_jaxpr(case.function)(*case.structs))).program, device).us
-        rows.append([case.label, round(us, 2), round(price_us, 2)])
-        print(f"{case.label:42} {us:9.1f} {price_us:9.1f} {price_us / us:6.2f}", flush=True)
+    for one, call in zip(cases, calls, strict=True):
+        us = microseconds(call, *_drawn(one))
+        price_us = price_xla(convert(flatten(jax.make_jaxpr(one.function)(*one.structs))).program, device).us
+        rows.append([one.label, round(us, 2), round(price_us, 2)])
+        print(f"{one.label:42} {us:9.1f} {price_us:9.1f} {price_us / us:6.2f}", flush=True)
     ratios = [price_us / us for _, us, price_us in rows]
     print(f"{len(rows)} programs: predicted over measured {statistics.geometric_mean(ratios):.2f} (geometric mean)")
     if options.out:
