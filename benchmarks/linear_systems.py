@@ -45,4 +45,4 @@ def systems(platform: str) -> Iterator[Case]:
             yield case("systems", f"factors {words}", factors, ((many, n, n), "float32"))
     for (many, n), (words, solved), sides in itertools.product(sizes, SYSTEMS.items(), RIGHT_SIDES):
         arrays = ((many, n, n), "float32"), ((many, n, sides), "float32")
-        yield case("systems", f"{words} system", solved, *arrays)
+        yield case("systems", f"{words}, right sides {sides}", solved, *arrays)

@@ -19,7 +19,9 @@ BATCHED_AS_BODY = PLAIN_CALLS | frozenset((
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", FUSED_CALL,
 ))  # fmt: skip
 """Calls that mean their body, also under `vmap`; some have derivatives of their own."""
-ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call",))
+_SOLVER = "custom_linear_solve"
+"""A call of what solves a linear system; how its derivative is found is written beside it."""
+ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call", _SOLVER))
 """Calls that mean their body where no transformation is left to come."""
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
@@ -71,6 +73,9 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
         body = _body(eqn, calls)
         if body is None and (body := _branch_of_all_platforms(eqn)) is not None:
             _, *atoms = atoms
+        if body is None and eqn.primitive.name == _SOLVER and _SOLVER in calls:
+            body, taken = _solver(eqn)
+            atoms = [atoms[n] for n in taken]
         if body is not None:
             inner_env: dict[Var, Atom] = dict(zip(body.invars, atoms, strict=True))
             inner_env |= {v: const_var(v, c) for v, c in zip(body.constvars, body.consts, strict=True)}
@@ -151,6 +156,14 @@ def _branch_of_all_platforms(eqn: JaxprEqn) -> Jaxpr | None:
     if named is None or any(p in PLATFORMS for platforms in named for p in platforms or ()):
         return None
     return next((b for b, p in zip(eqn.params["branches"], named, strict=True) if p is None), None)
+
+
+def _solver(eqn: JaxprEqn) -> tuple[Jaxpr, list[int]]:
+    """Returns what solves a linear system, and the numbers of the operands that it reads."""
+    counts = eqn.params["const_lengths"]
+    before = counts.matvec + counts.vecmat
+    right_sides = range(before + counts.solve + counts.transpose_solve, len(eqn.invars))
+    return eqn.params["jaxprs"].solve, [*range(before, before + counts.solve), *right_sides]
 
 
 def _resolve(env: dict[Var, Atom], atom: Atom) -> Atom:

@@ -11,6 +11,7 @@ Rates of a library are numbers of the device (`Device.library`):
 """
 
 import math
+from collections.abc import Mapping
 from typing import assert_never
 
 from pallasfuse.device import Device
@@ -19,6 +20,7 @@ from pallasfuse.ir.plain_work import (
     Convolution,
     Drawn,
     Elimination,
+    EliminationKind,
     Fourier,
     Nothing,
     Ordering,
@@ -106,14 +108,33 @@ def _running(work: Running, stored: bool, device: Device) -> Price:
     return total(prices)
 
 
+_OF_ONE_MATRIX: Mapping[EliminationKind, tuple[float, float, float]] = {
+    "factored": (0.12, 0.04, 0.0021), "pivoted": (0.0, 0.0, 0.0026), "solved": (0.04, 0.0095, 0.0), "reflected": (0.0, 0.0, 0.0),
+}  # fmt: skip
+"""The microseconds of a multiprocessor for one of many matrices: to begin, for each column, and for each row of each column. (94
+factorisations and systems on an H200, `xla_alone.py systems`: up to 131,072 matrices of 2 to 128 rows.)"""
+_SEVERAL_SIDES = 1.7
+"""Triangular systems with several right sides take so many times as long where there are many (from the same)."""
+_REFLECTED_ROW_US, _REFLECTED_ROWS_US = 0.15, 0.0015
+"""A column of many matrices that are factorised by reflections waits so much longer for each row, and its square (from the same)."""
+
+
 def _eliminated(work: Elimination, device: Device) -> Price:
-    """Columns one after the other, those of many matrices at a time, and products at the rate of full precision."""
+    """Columns one after the other, of as many matrices at a time as there is room for, and products at the rate of full precision."""
     key = f"{work.kind}_us"
     if work.matrices > 1:
         key = f"{work.kind}_many_us"
     elif work.kind == "solved" and work.right_sides == 1:
         key = "solved_one_us"
     each_us = device.library.get(key, 10 * device.kernel_us / _PANEL)
-    waits = Term("columns", work.size, "", work.size * each_us)
+    shared_us = 0.0
+    if work.matrices > 1:
+        rows = math.sqrt(work.operations / max(1, work.matrices * work.size))
+        if work.kind == "reflected":
+            each_us += rows * (_REFLECTED_ROW_US + _REFLECTED_ROWS_US * rows)
+        begin_us, column_us, row_us = _OF_ONE_MATRIX[work.kind]
+        of_one_us = begin_us + work.size * (column_us + row_us * rows)
+        shared_us = work.matrices / device.multiprocessors * of_one_us * (_SEVERAL_SIDES if work.right_sides > 1 else 1.0)
+    waits = Term("columns", work.size, "", max(work.size * each_us, shared_us))
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)

@@ -301,3 +301,33 @@ def test_a_choice_that_all_platforms_make_alike_is_proved():
                     options=pf.FuseOptions(check=False, price=False))  # fmt: skip
     report = pf.verify(fused, X[:, :4])
     assert report.equivalent, str(report)
+
+
+def test_what_solves_a_system_is_inlined():
+    """Also where the user says how: of its operands, it reads its own and the right sides."""
+    matrix, right = X[:, :4] @ X[:, :4].T + 3 * np.eye(4, dtype=np.float32), X[:, :1]
+
+    def own(matrix, right):
+        inverse, other = jnp.linalg.inv(matrix), matrix * 2
+        return jax.lax.custom_linear_solve(
+            lambda x: other @ x / 2,
+            right,
+            lambda _, b: inverse @ b,
+            transpose_solve=lambda _, b: inverse.T @ b + other.sum(),
+        )
+
+    for function in (jnp.linalg.solve, own, lambda a, b: jax.scipy.sparse.linalg.cg(lambda x: a @ x, b)[0]):
+        jaxpr = flatten(jax.make_jaxpr(function)(matrix, right))
+        assert "custom_linear_solve" not in [e.primitive.name for e in jaxpr.eqns]
+        got = jax.core.eval_jaxpr(jaxpr, jaxpr.consts, matrix, right)[0]
+        np.testing.assert_allclose(got, function(matrix, right), rtol=1e-5, atol=1e-6)
+        check(function, matrix, right, tolerance=1e-5)
+
+
+def test_the_derivative_of_a_system_is_its_own():
+    fused = pf.fuse(lambda a, b: jnp.linalg.solve(a, b).sum())
+    matrix, right = jnp.asarray(X[:, :4] + 3 * np.eye(4, dtype=np.float32)), jnp.asarray(X[:, :1])
+    for got, want in zip(
+        *(jax.grad(f, (0, 1))(matrix, right) for f in (fused, lambda a, b: jnp.linalg.solve(a, b).sum())), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
