@@ -131,6 +131,24 @@ def test_what_no_kernel_computes_is_computed_for_all_trips_before():
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+def test_a_row_by_the_number_of_a_trip_is_taken_before_all_trips():
+    """It is no element at a place that a trip computes, which is looked for among all."""
+
+    def function(table, first, numbers):
+        return jax.lax.scan(lambda state, n: (jnp.tanh(state + table[n]), state.sum()), first, numbers)
+
+    args = normal(0, 9, 5), normal(1, 5), jnp.asarray([3, 0, 8, 8, 1, 2])
+    jaxpr, (loop,) = scans_of(function, *args)
+    written = flatten(traced_as(loop, AsKernel(DEVICE)(loop), loop.invars))
+    (kernel,) = loops_as_kernels(written)
+    assert "gather" in {e.primitive.name for e in written.eqns}
+    assert "dynamic_slice" in {e.primitive.name for e in flatten(loop.params["jaxpr"]).eqns}
+    assert [t.name for t in kernel.kernel.inputs if t.axes and t.axes[0].extent == 9] == []
+    got = run(jaxpr, *args, ways={id(loop): lambda *values: run(written, *values)})
+    for x, y in zip(got, function(*args), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
 def floored(place):
     low = jnp.floor(place).astype(jnp.int32)
     return low, place - low

@@ -5,7 +5,9 @@ between threads in reductions only. These are the operations that do so, written
 that number, except that -0 becomes 0.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -297,8 +299,27 @@ def _padded(eqn: JaxprEqn) -> Run:
     return run
 
 
+_LONGEST_PRODUCT = 8
+"""The product of more elements along an axis stays what it is: each of its factors would be looked for among all of them."""
+
+
+def _product(eqn: JaxprEqn) -> Run | None:
+    """Multiplies the elements along short axes one after the other; None where an axis is longer."""
+    axes, shape = sorted(eqn.params["axes"], reverse=True), _compat.shape_of(eqn.invars[0])
+    if any(not 1 <= shape[d] <= _LONGEST_PRODUCT for d in axes) or _compat.dtype_of(eqn.invars[0]) == jnp.bool_:
+        return None
+
+    def run(x: Array) -> list[Array]:
+        for axis in axes:
+            x = functools.reduce(operator.mul, (_one(x, axis, n) for n in range(x.shape[axis])))
+        return [x]
+
+    return run
+
+
 _RULES: dict[str, Callable[[JaxprEqn], Run | None]] = {
     "pad": _padded,
+    "reduce_prod": _product,
     "stack": _stack,
     "unstack": _unstack,
     **dict.fromkeys(("cumsum", "cummax", "cummin"), _running),

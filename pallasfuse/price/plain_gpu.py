@@ -134,7 +134,9 @@ def _eliminated(work: Elimination, device: Device) -> Price:
             each_us += rows * (_REFLECTED_ROW_US + _REFLECTED_ROWS_US * rows)
         begin_us, column_us, row_us = _OF_ONE_MATRIX[work.kind]
         of_one_us = begin_us + work.size * (column_us + row_us * rows)
-        shared_us = work.matrices / device.multiprocessors * of_one_us * (_SEVERAL_SIDES if work.right_sides > 1 else 1.0)
+        shared_us = (
+            work.matrices / device.multiprocessors * of_one_us * (_SEVERAL_SIDES if work.right_sides > 1 else 1.0)
+        )
     waits = Term("columns", work.size, "", max(work.size * each_us, shared_us))
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)

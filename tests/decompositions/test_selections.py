@@ -23,6 +23,7 @@ _WRITTEN = {
     "cummin",
     "argmax",
     "argmin",
+    "reduce_prod",
 }
 
 
@@ -31,7 +32,9 @@ def one_step(rng, values):
     x = rng.choice(values)
     axis = rng.randrange(x.ndim)
     n, is_bool = x.shape[axis], x.dtype == jnp.bool_
-    match rng.choice(("slice", "join", "rev", "pad", "split", "stack", "unstack", "running", "extreme", "map")):
+    match rng.choice(
+        ("slice", "join", "rev", "pad", "split", "stack", "unstack", "running", "extreme", "product", "map")
+    ):
         case "slice":
             start = rng.randrange(n)
             return lax.slice_in_dim(x, start, rng.randint(start + 1, n), rng.randint(1, 3), axis)
@@ -57,6 +60,8 @@ def one_step(rng, values):
             return jnp.stack([x, x[::-1]], axis)
         case "unstack" if x.ndim > 1:
             return jnp.unstack(x, axis=axis)[rng.randrange(n)]
+        case "product" if not is_bool and n <= 8:
+            return jnp.prod(x, axis, dtype=x.dtype)
         case "running" if not is_bool:
             return rng.choice((lax.cumsum, lax.cummax, lax.cummin))(x, axis, reverse=rng.random() < 0.5)
         case "extreme" if not is_bool and x.ndim > 1:
