@@ -13,8 +13,8 @@ from jax import numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
-from pallasfuse.decompositions.products import with_parts_of_products
 from pallasfuse.decompositions.computed_places import RULES
+from pallasfuse.decompositions.products import with_parts_of_products
 from pallasfuse.decompositions.selections import is_selection
 from pallasfuse.decompositions.writing import Run, Writer
 from pallasfuse.first_time import IMPORTS

@@ -116,11 +116,11 @@ factorisations and systems on an H200, `xla_alone.py systems`: up to 131,072 mat
 _SEVERAL_SIDES = 1.7
 """Triangular systems with several right sides take so many times as long where there are many (from the same)."""
 _REFLECTED_ROW_US, _REFLECTED_ROWS_US = 0.15, 0.0015
-"""A column of many matrices that are factorised by reflections waits so much longer for each row, and its square (from the same)."""
+"""A column of many matrices that are factorised by reflections waits so much longer for each row, and its square (the same)."""
 
 
 def _eliminated(work: Elimination, device: Device) -> Price:
-    """Columns one after the other, of as many matrices at a time as there is room for, and products at the rate of full precision."""
+    """Adds up columns one after the other, of as many matrices at a time as there is room for, and products at full precision."""
     key = f"{work.kind}_us"
     if work.matrices > 1:
         key = f"{work.kind}_many_us"
