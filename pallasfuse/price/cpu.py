@@ -84,7 +84,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
                     turned=kernel.rhs_turned,
                 ),
                 _strided(_in_columns(kernel, device), 1),
-                _of_batch(kernel),
+                _of_batch(kernel.batch, kernel.rows, kernel.columns, kernel.summed),
             ]
             right = kernel.operands[-1][1] if kernel.operands else 0.0
             products[1] = _read_first(products[1], right, device)
@@ -105,13 +105,13 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             assert_never(kernel)
 
 
-def _of_batch(product: LibraryProduct) -> Term:
+def _of_batch(batch: float, rows: float, columns: float, summed: float, times: float = 1.0) -> Term:
     """Returns the time that the matrices of a batch take besides their products: tiny ones are computed one after the other."""
     each_ns = _MATRIX_NS
-    if max(product.rows, product.columns, product.summed) < _LIBRARY_FROM:
-        each_ns = _TINY_MATRIX_NS if product.summed > _MOST_IN_LOOPS else 0.0
-    batch = product.batch if product.batch > 1 else 0
-    return Term("matrices of a batch", batch, "", 1e-3 * each_ns * batch)
+    if max(rows, columns, summed) < _LIBRARY_FROM:
+        each_ns = _TINY_MATRIX_NS if summed > _MOST_IN_LOOPS else 0.0
+    matrices = times * batch if batch > 1 else 0
+    return Term("matrices of a batch", matrices, "", 1e-3 * each_ns * matrices)
 
 
 def _looking_ns(row: float) -> float:
@@ -308,6 +308,8 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
         Term(name, sum(t.amount for t in of) * work.blocks, unit, sum(t.us for t in of) * work.blocks)
         for name, unit, of in (("products", "flop", products[::2]), ("packed operands", "elements", products[1::2]))
     )
+    each_matrix = [_of_batch(p.batch, p.rows, p.columns, p.summed, p.times * work.blocks) for p in work.products]
+    matrices = Term("matrices of a batch", sum(t.amount for t in each_matrix), "", sum(t.us for t in each_matrix))
     unique = memory_term("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
     copied = _copied_slices(work, device)
     kept = _passes(work, device)
@@ -318,11 +320,18 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     calls = Term("library calls", called, "", device.call_us * called)
     elements = work.strided * work.blocks
     strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
-    arithmetic = product.us + packed.us + copied.us + strided.us + max(sum(t.us for t in scalar) + sums.us, kept.us)
+    arithmetic = (
+        product.us
+        + packed.us
+        + matrices.us
+        + copied.us
+        + strided.us
+        + max(sum(t.us for t in scalar) + sums.us, kept.us)
+    )
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
         max(arithmetic, unique.us) + trips.us + calls.us + device.kernel_us,
-        (*scalar, sums, product, packed, copied, strided, kept, unique, trips, calls),
+        (*scalar, sums, product, packed, matrices, copied, strided, kept, unique, trips, calls),
     )
     return own + pages([*stored, _footprint(work)], device)
 
