@@ -304,9 +304,6 @@ def paying_together(found: Grouping, places: Places) -> Grouping:
 
 _INTERACTION = 1.5
 """So many times what candidates save each by itself they may save together: a value that XLA computes for several of them."""
-_OF_BOUNDS = 0.8
-"""Kernels are taken to save no more than this of what their bounds allow: a limit on time. (Of 102 forms of 72 programs one saved
-0.77 of 52 us, the others at most 0.65.)"""
 
 
 _NESTS_OF_A_CANDIDATE = 64
@@ -314,13 +311,8 @@ _NESTS_OF_A_CANDIDATE = 64
 
 
 def _may_save(parts: "Sequence[_Part]", wanted_us: Later[float]) -> bool:
-    """May kernels save so many microseconds? Parts are planned, those that could save most first, until that is clear."""
+    """May kernels save so many microseconds? Parts are planned, those that could save most first, until that is certain."""
     most = [part.most_saved_us() for part in parts]
-    planned = [part.is_planned for part in parts]
-
-    def reachable_us() -> float:
-        return sum((_INTERACTION if known else _OF_BOUNDS) * us for us, known in zip(most, planned, strict=True))
-
     if not any(most):
         return wanted_us.value <= 0.0  # then the form has won without kernels, and says why it has none
     if _NESTS_OF_A_CANDIDATE * sum(part.candidates for part in parts) < sum(part.nests for part in parts):
@@ -328,13 +320,13 @@ def _may_save(parts: "Sequence[_Part]", wanted_us: Later[float]) -> bool:
     for n in sorted(range(len(parts)), key=lambda n: -most[n]):
         if wanted_us.value <= 0.0:
             return True
-        if reachable_us() < wanted_us.value:
+        if _INTERACTION * sum(most) < wanted_us.value:
             return False
         most[n] = parts[n].most_saved_us(closely=True)
-        if reachable_us() < wanted_us.value:
+        if _INTERACTION * sum(most) < wanted_us.value:
             return False
-        most[n], planned[n] = max(0.0, parts[n].saved_us()), True
-    return reachable_us() >= wanted_us.value
+        most[n] = max(0.0, parts[n].saved_us())
+    return _INTERACTION * sum(most) >= wanted_us.value
 
 
 _Key = tuple[LoopProgram, frozenset[Axis], bool]
@@ -370,14 +362,9 @@ class _Part:
         return len(self._program.nests)
 
     @property
-    def is_planned(self) -> bool:
-        """Is what kernels save here known?"""
-        return self._form is not None and self._key in self._places.planned.segments
-
-    @property
     def candidates(self) -> int:
         """The number of candidates that may have to be priced."""
-        is_open = self._form is not None and not self.is_planned
+        is_open = self._form is not None and self._key not in self._places.planned.segments
         return self._begin().choice.candidates if is_open else 0
 
     def most_saved_us(self, *, closely: bool = False) -> float:

@@ -19,7 +19,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.jaxpr_frontend import ALL_CALLS, bodies, flatten, left_by_user
+from pallasfuse.jaxpr_frontend import ALL_CALLS, SOLVER, bodies, flatten, left_by_user
 from pallasfuse.loop_invariants import bytes_of
 
 MOST_TRIPS = 16
@@ -40,8 +40,8 @@ _LEAST_GAIN = 1.2
 exaggerates. (Of 13 loops on an H200, 2026-11-29, with two and with four trips in one body, those with such a price took 1.03 to
 0.41 times as long by the times of their kernels, others 1.09 to 0.65 times.)"""
 _LOOPS = frozenset({"scan", "while"})
-_ENTERED = ALL_CALLS | _LOOPS | {"cond"}
-"""What XLA compiles as part of the program: not the kernels that a user has written."""
+_ENTERED = (ALL_CALLS - {SOLVER}) | _LOOPS | {"cond"}
+"""What XLA compiles as part of the program: not the kernels that a user has written, and not how a user solves a system."""
 _PRICED = frozenset((
     "dot_general", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
     "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "gather", "dynamic_update_slice", "stack", "unstack",

@@ -106,7 +106,7 @@ def test_what_kernels_cannot_save_is_not_priced(monkeypatch):
     placements = Placements(converted("its gradient"), H100, PRICED)
     parts = [repetition._Part(p, placements, frozenset()) for p in segments(placements.converted.program)]
     monkeypatch.setattr(repetition, "_NESTS_OF_A_CANDIDATE", 1 << 30)
-    bound_us = repetition._OF_BOUNDS * sum(part.most_saved_us() for part in parts)
+    bound_us = repetition._INTERACTION * sum(part.most_saved_us() for part in parts)
     assert 0.0 < bound_us < float("inf")
     monkeypatch.setattr(repetition.Places, "price", lambda *args: pytest.fail("a kernel was priced"))
     assert choose_groups(placements, to_save_us=known(1.01 * bound_us)).groups == ()

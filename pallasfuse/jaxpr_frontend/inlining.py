@@ -19,9 +19,9 @@ BATCHED_AS_BODY = PLAIN_CALLS | frozenset((
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", FUSED_CALL,
 ))  # fmt: skip
 """Calls that mean their body, also under `vmap`; some have derivatives of their own."""
-_SOLVER = "custom_linear_solve"
+SOLVER = "custom_linear_solve"
 """A call of what solves a linear system; how its derivative is found is written beside it."""
-ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call", _SOLVER))
+ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call", SOLVER))
 """Calls that mean their body where no transformation is left to come."""
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
@@ -73,7 +73,7 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
         body = _body(eqn, calls)
         if body is None and (body := _branch_of_all_platforms(eqn)) is not None:
             _, *atoms = atoms
-        if body is None and eqn.primitive.name == _SOLVER and _SOLVER in calls:
+        if body is None and eqn.primitive.name == SOLVER and SOLVER in calls:
             body, taken = _solver(eqn)
             atoms = [atoms[n] for n in taken]
         if body is not None:
