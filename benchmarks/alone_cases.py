@@ -19,6 +19,7 @@ class Case:
 
 
 def case(kind: str, words: str, function: Callable[..., Any], *arrays: tuple[Sequence[int], str]) -> Case:
+    """Makes the record of a program of arrays of these shapes and types, named by its kind, words and first array."""
     shapes = " ".join("x".join(map(str, shape)) for shape, _ in arrays[:1])
     structs = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays)
     return Case(f"{kind} {words} {shapes} {arrays[0][1]}", function, structs)

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
-from pallasfuse.decompositions.computed_places import RULES
+from pallasfuse.decompositions import computed_places
 from pallasfuse.decompositions.products import with_parts_of_products
 from pallasfuse.decompositions.selections import is_selection
 from pallasfuse.decompositions.writing import Run, Writer
@@ -163,7 +163,7 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
             continue
         rows.update(eqn.outvars)
         is_part = eqn.primitive.name in ("slice", "split") and not reads.isdisjoint(direct)
-        is_other = eqn.primitive.name in RULES or not (may_have_nest(eqn) or is_selection(eqn))
+        is_other = eqn.primitive.name in computed_places.RULES or not (may_have_nest(eqn) or is_selection(eqn))
         if is_part or (is_other and _may_run_for_all(eqn)):
             needed = 0.0 if is_part else length * sum(map(bytes_of, eqn.outvars))
             if needed <= allowed:

@@ -110,6 +110,19 @@ def test_rows_of_a_turned_source_are_read_as_they_lie(target, is_computed):
     np.testing.assert_allclose(execute(plan, (q, k, sample))[0], function(q, k, sample), rtol=1e-5, atol=1e-5)
 
 
+def test_a_source_that_is_a_sum_of_one_is_stored():
+    """It has the elements of what it is summed from; the proof sees that it is another."""
+    q, k = jnp.ones((2, 3, 8, 4)), jnp.arange(192.0).reshape(2, 8, 3, 4) / 99
+    sample = jnp.asarray(np.random.default_rng(0).integers(0, 8, (8, 5)), jnp.int32)
+
+    def function(q, k, sample):
+        return rated_by_a_sample(q, (k[:, None] * 2.0).sum(1), sample)
+
+    plan = planned(function, q, k, sample)
+    assert plan.kernels[0].lookups and prove_plan(plan, delta=1e-3).holds
+    np.testing.assert_allclose(execute(plan, (q, k, sample))[0], function(q, k, sample), rtol=1e-5)
+
+
 def test_what_others_read_is_stored():
     """The gathered array is a result, too: the kernel reads it there."""
 

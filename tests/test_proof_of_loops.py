@@ -202,7 +202,7 @@ def test_parts_that_are_too_large_to_compare_are_said_to_be_so(monkeypatch):
     found = prove_loop(own, delta=1e-4)
     assert not found.holds and found.counterexample is None
     (line,) = found.uncovered
-    assert "parts and joins of loop_" in line and "verify it with smaller arguments" in line
+    assert "parts, joins and places of loop_" in line and "verify it with smaller arguments" in line
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.deep), "float16"])
@@ -216,4 +216,4 @@ def test_parts_of_half_types_are_compared(dtype):
 
     _, _, own = made(function, normal(0, 3, 24).astype(dtype), normal(1, 6, 3, 24).astype(dtype))
     found = prove_loop(own, delta=1e-4)
-    assert found.holds and any(s.startswith("parts and joins") for s in found.stages)
+    assert found.holds and any(s.startswith("parts, joins and places") for s in found.stages)

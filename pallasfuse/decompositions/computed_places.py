@@ -33,14 +33,12 @@ COMBINED: Mapping[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Says where a gather or a scatter takes its places from.
-
-    `by_number`: the dimensions of the array of which one position is taken, with the number of its index among those of a place.
-    `batching`: dimensions of the array by those of the indices which they run with.
-    """
+    """Says where a gather or a scatter takes its places from."""
 
     by_number: Mapping[int, int]
+    """The dimensions of which one position is taken, each with its component of an index: of `x[:, i, j]`, 1 has 0, and 2 has 1."""
     batching: Mapping[int, int]
+    """Dimensions of the indices of a batch of arrays, each with the one of the array."""
     drops: bool
     """Places outside of the array are none; otherwise they are the nearest inside."""
 
@@ -55,7 +53,7 @@ def taken(eqn: JaxprEqn) -> Run | None:
     places = _places(
         shape, sizes, numbers.start_index_map, numbers.operand_batching_dims, numbers.start_indices_batching_dims, eqn
     )
-    if places is None or not _is_one(places, _compat.shape_of(eqn.invars[1])):
+    if places is None or not _is_element(places, _compat.shape_of(eqn.invars[1])):
         return None
     fill = eqn.params["fill_value"]
     dropped = [int(d) for d in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
@@ -67,9 +65,9 @@ def taken(eqn: JaxprEqn) -> Run | None:
         inside: Array = True
         for dim, number in places.by_number.items():
             at = rank + kept.index(dim)
-            index, is_inside = _index(_component(indices, number), shape[dim], places.drops)
+            index, is_inside = _index(_component(indices, number), shape[dim])
             inside = jnp.logical_and(inside, is_inside)
-            found = _one(found, at, index.reshape(*index.shape, *[1] * len(kept)))
+            found = _element(found, at, index.reshape(*index.shape, *[1] * len(kept)))
         found = jnp.broadcast_to(found, (*indices.shape[:-1], *found.shape[rank:]))
         found = jnp.squeeze(found, [rank + kept.index(d) for d in dropped if d in kept])
         rows = [d for d in range(len(out)) if d not in offsets]
@@ -77,8 +75,8 @@ def taken(eqn: JaxprEqn) -> Run | None:
         if places.drops:
             inside = jnp.broadcast_to(inside, indices.shape[:-1])
             inside = lax.broadcast_in_dim(inside, out, rows)
-            nothing = _nothing(found.dtype) if fill is None else fill
-            found = jnp.where(inside, found, jnp.asarray(nothing, found.dtype))
+            number = _fill_of_type(found.dtype) if fill is None else fill
+            found = jnp.where(inside, found, jnp.asarray(number, found.dtype))
         return [found]
 
     return run
@@ -93,8 +91,8 @@ def sliced(eqn: JaxprEqn) -> Run | None:
 
     def run(array: Array, *starts: Array) -> list[Array]:
         for dim in cut:
-            index, _ = _index(starts[dim], shape[dim], drops=False)
-            array = _one(array, dim, index)
+            index, _ = _index(starts[dim], shape[dim])
+            array = _element(array, dim, index)
         return [array]
 
     return run
@@ -110,23 +108,24 @@ def changed(eqn: JaxprEqn) -> Run | None:
     sizes = [of_update[by_dim[d]] if d in by_dim else 1 for d in range(len(shape))]
     batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     places = _places(shape, sizes, numbers.scatter_dims_to_operand_dims, *batching, eqn)
-    if places is None or not _is_one(places, of_indices):
+    if places is None or not _is_element(places, of_indices):
         return None
     if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
         return None  # what comes is a function of what stands there
 
     def run(array: Array, indices: Array, update: Array) -> list[Array]:
-        rank = indices.ndim - 1
         rows = [d for d in range(update.ndim) if d not in windows]
         # the update over the dimensions of the array: those of the batch, and those of its window
         over = {dim: rows[of] for of, dim in places.batching.items()} | by_dim
         update = _over_dimensions(update, over, len(shape))
         here: Array = True
         for dim, number in places.by_number.items():
-            index, _ = _index(_component(indices, number), shape[dim], places.drops)
-            index = _over_dimensions(index, {d: of for of, d in places.batching.items()}, len(shape))
+            index, inside = (
+                _over_dimensions(x, {d: of for of, d in places.batching.items()}, len(shape))
+                for x in _index(_component(indices, number), shape[dim])
+            )
             here = jnp.logical_and(here, lax.broadcasted_iota(jnp.int32, shape, dim) == index)
-        assert rank == len(rows)
+            here = jnp.logical_and(here, inside) if places.drops else here
         return [jnp.where(here, combine(array, update.astype(array.dtype)), array)]
 
     return run
@@ -142,7 +141,7 @@ def replaced(eqn: JaxprEqn) -> Run | None:
     def run(array: Array, update: Array, *starts: Array) -> list[Array]:
         here: Array = True
         for dim in cut:
-            index, _ = _index(starts[dim], shape[dim], drops=False)
+            index, _ = _index(starts[dim], shape[dim])
             here = jnp.logical_and(here, lax.broadcasted_iota(jnp.int32, shape, dim) == index)
         return [jnp.where(here, update, array)]
 
@@ -179,7 +178,7 @@ def _places(
     return _Places(wanted, beside, drops)
 
 
-def _is_one(places: _Places, of_indices: Sequence[int]) -> bool:
+def _is_element(places: _Places, of_indices: Sequence[int]) -> bool:
     """Is there one place in an array, or in each of a batch?"""
     return math.prod(n for d, n in enumerate(of_indices[:-1]) if d not in places.batching) == 1
 
@@ -196,14 +195,15 @@ def _component(indices: Array, number: int) -> Array:
     return jnp.sum(jnp.where(here, indices, 0), axis=-1, dtype=indices.dtype)
 
 
-def _index(index: Array, length: int, drops: bool) -> tuple[Array, Array]:
-    """Returns a position along a dimension, and says if it is inside; where nothing is dropped, the nearest inside."""
+def _index(index: Array, length: int) -> tuple[Array, Array]:
+    """Returns the nearest position along a dimension, and says if the index is inside."""
+    if jnp.iinfo(index.dtype).bits < 32:  # the length may be no number of a narrow type
+        index = index.astype(jnp.int32)
     inside = jnp.logical_and(index >= 0, index < length)
-    position = index if drops else jnp.clip(index, 0, length - 1)
-    return position.astype(jnp.int32), inside
+    return jnp.clip(index, 0, length - 1).astype(jnp.int32), inside
 
 
-def _one(array: Array, dim: int, index: Array) -> Array:
+def _element(array: Array, dim: int, index: Array) -> Array:
     """Computes the elements of an array at one position of a dimension, which has length one then."""
     is_bool = array.dtype == jnp.bool_
     values = array.astype(jnp.int32) if is_bool else array
@@ -236,7 +236,7 @@ def _over_dimensions(array: Array, over: Mapping[int, int], rank: int) -> Array:
     return turned.reshape(shape)
 
 
-def _nothing(dtype: Any) -> Any:
+def _fill_of_type(dtype: Any) -> Any:
     """Returns what a gather leaves for places outside of an array, as `jax.lax.gather` says."""
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.nan

@@ -306,7 +306,7 @@ _LONGEST_PRODUCT = 8
 def _product(eqn: JaxprEqn) -> Run | None:
     """Multiplies the elements along short axes one after the other; None where an axis is longer."""
     axes, shape = sorted(eqn.params["axes"], reverse=True), _compat.shape_of(eqn.invars[0])
-    if any(not 1 <= shape[d] <= _LONGEST_PRODUCT for d in axes) or _compat.dtype_of(eqn.invars[0]) == jnp.bool_:
+    if any(not 1 <= shape[d] <= _LONGEST_PRODUCT for d in axes):
         return None
 
     def run(x: Array) -> list[Array]:

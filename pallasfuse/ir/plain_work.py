@@ -137,6 +137,8 @@ class Elimination:
     """The matrices of a batch, which are eliminated together."""
     right_sides: int = 0
     """The right sides of each triangular system that is solved; 0 for factorisations."""
+    rows: int = 0
+    """The rows of each matrix."""
 
 
 @dataclass(frozen=True, slots=True)

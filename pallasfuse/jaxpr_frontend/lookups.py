@@ -43,6 +43,7 @@ def with_lookups(
     variable = {n: v for v, n in names.items()}
     in_memory = _in_memory(program)
     computed = {n.name: n for n in program.nests if isinstance(n, Nest)}
+    turned = {n for n, v in variable.items() if v in makers and turns(makers[v])}
     if not any(e.primitive.name == "gather" for e in jaxpr.eqns):
         return program
 
@@ -60,7 +61,7 @@ def with_lookups(
             lookup = _lookup(nest, gather, shape_of(eqn.outvars[0]), names)
         except InvalidProgramError:  # any doubt means none
             return nest
-        lookup = lookup if isinstance(lookup, Refusal) else _as_it_lies(lookup, computed, in_memory)
+        lookup = lookup if isinstance(lookup, Refusal) else _as_it_lies(lookup, computed, turned, in_memory)
         if isinstance(lookup, Refusal):
             return nest
         return replace(nest, lookup=lookup)
@@ -81,23 +82,37 @@ def _in_memory(program: LoopProgram) -> frozenset[str]:
     return frozenset(found)
 
 
-def _as_it_lies(lookup: Lookup, computed: Mapping[str, Nest], in_memory: Collection[str]) -> Lookup | Refusal:
+def turns(eqn: JaxprEqn) -> bool:
+    """Does an equation give the elements of its operand another order, or another shape, and no more?"""
+    match eqn.primitive.name:
+        case "reshape":
+            return eqn.params["dimensions"] is None
+        case "broadcast_in_dim":
+            return math.prod(shape_of(eqn.invars[0])) == math.prod(shape_of(eqn.outvars[0]))
+        case name:
+            return name in ("copy", "expand_dims", "squeeze", "transpose")
+
+
+def _as_it_lies(
+    lookup: Lookup, computed: Mapping[str, Nest], turned: Collection[str], in_memory: Collection[str]
+) -> Lookup | Refusal:
     """Returns a lookup whose source lies in memory: what turned axes are made of, in its own order, else what is computed.
 
     XLA computes elements of a source where they are read; a kernel needs all of them in memory. That is no more work where at least
-    as many are read. computed: the nests of the program, by name. in_memory: as of `_in_memory`.
+    as many are read. computed: the nests of the program, by name. turned: the names of those that `turns` says are no more.
+    in_memory: as of `_in_memory`.
     """
     source = lookup.source
     while source.name not in in_memory:
         nest = computed[source.name]
-        turned = _turned(nest)
-        if turned is None:
+        operand = _turned(nest)
+        if operand is None or nest.name not in turned:
             break
-        read, made, over = ([a for a in axes if a.extent != 1] for axes in (turned.indices, nest.axes, source.axes))
+        read, made, over = ([a for a in axes if a.extent != 1] for axes in (operand.indices, nest.axes, source.axes))
         if [a.extent for a in made] != [a.extent for a in over]:
             break
         by_axis = dict(zip(made, over, strict=True))
-        source = Tensor(turned.tensor, tuple(by_axis[a] for a in read), source.dtype)
+        source = Tensor(operand.tensor, tuple(by_axis[a] for a in read), source.dtype)
     if source.name not in in_memory and volume(lookup.source.axes) > volume(lookup.result.axes):
         return Refusal("gather of an array that is computed, and of which less is read")
     return verify(replace(lookup, source=source))

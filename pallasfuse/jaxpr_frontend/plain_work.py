@@ -331,7 +331,7 @@ def _factorisation(kind: EliminationKind, operations: Callable[[int, int], float
         *batch, m, n = shape_of(eqn.invars[0])
         matrices = math.prod(batch)
         moved = _bytes(eqn.invars[0], *eqn.outvars)
-        return Elimination(min(m, n), matrices * operations(m, n), moved, kind, matrices)
+        return Elimination(min(m, n), matrices * operations(m, n), moved, kind, matrices, rows=m)
 
     return of
 
@@ -341,7 +341,7 @@ def _triangular(eqn: JaxprEqn) -> PlainWork:
     *batch, size, _ = shape_of(matrix)
     matrices, moved = math.prod(batch), _bytes(matrix, right, *eqn.outvars)
     sides = _size(right) // max(1, size * matrices)
-    return Elimination(size, 2.0 * size * _size(right), moved, "solved", matrices, sides)
+    return Elimination(size, 2.0 * size * _size(right), moved, "solved", matrices, sides, rows=size)
 
 
 def _drawn(eqn: JaxprEqn) -> PlainWork:

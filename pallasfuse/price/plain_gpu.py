@@ -7,7 +7,8 @@ Rates of a library are numbers of the device (`Device.library`):
 - `compared_gop_s`: words of 4 bytes that pass one step of a network that sorts, inside blocks.
 - `kept_gop_s`: positions looked at, times how many of each row are kept, where there are many rows.
 - `factored_us`, `pivoted_us`, `reflected_us`, `solved_us`: one column of a factorisation or of a triangular system, which waits
-  for the one before (`Elimination`); `solved_one_us`: where there is one right side; `.._many_us`: of many small matrices at once.
+  for the one before (`Elimination`); `solved_one_us`: where there is one right side; `.._many_us`: of many small matrices at once,
+  before what depends on their rows and on how many there are, which was measured on an H200 and stands here.
 """
 
 import math
@@ -109,34 +110,33 @@ def _running(work: Running, stored: bool, device: Device) -> Price:
 
 
 _OF_ONE_MATRIX: Mapping[EliminationKind, tuple[float, float, float]] = {
-    "factored": (0.12, 0.04, 0.0021), "pivoted": (0.0, 0.0, 0.0026), "solved": (0.04, 0.0095, 0.0), "reflected": (0.0, 0.0, 0.0),
+    "factored": (0.12, 0.04, 0.0012), "pivoted": (0.0, 0.0, 0.0021), "solved": (0.04, 0.0095, 0.0), "reflected": (0.0, 0.0, 0.0),
 }  # fmt: skip
 """The microseconds of a multiprocessor for one of many matrices: to begin, for each column, and for each row of each column. (94
 factorisations and systems on an H200, `xla_alone.py systems`: up to 131,072 matrices of 2 to 128 rows.)"""
 _SEVERAL_SIDES = 1.7
 """Triangular systems with several right sides take so many times as long where there are many (from the same)."""
-_REFLECTED_ROW_US, _REFLECTED_ROWS_US = 0.15, 0.0015
+_REFLECTED_ROW_US, _REFLECTED_ROWS_US = 0.17, 0.002
 """A column of many matrices that are factorised by reflections waits so much longer for each row, and its square (the same)."""
 
 
 def _eliminated(work: Elimination, device: Device) -> Price:
     """Adds up columns one after the other, of as many matrices at a time as there is room for, and products at full precision."""
-    key = f"{work.kind}_us"
+    alone = "solved_one_us" if work.kind == "solved" and work.right_sides == 1 else f"{work.kind}_us"
+    unknown_us = 10 * device.kernel_us / _PANEL
+    waits_us = work.matrices * work.size * device.library.get(alone, unknown_us)
     if work.matrices > 1:
-        key = f"{work.kind}_many_us"
-    elif work.kind == "solved" and work.right_sides == 1:
-        key = "solved_one_us"
-    each_us = device.library.get(key, 10 * device.kernel_us / _PANEL)
-    shared_us = 0.0
-    if work.matrices > 1:
-        rows = math.sqrt(work.operations / max(1, work.matrices * work.size))
+        each_us = device.library.get(f"{work.kind}_many_us", unknown_us)
         if work.kind == "reflected":
-            each_us += rows * (_REFLECTED_ROW_US + _REFLECTED_ROWS_US * rows)
+            each_us += work.rows * (_REFLECTED_ROW_US + _REFLECTED_ROWS_US * work.rows)
         begin_us, column_us, row_us = _OF_ONE_MATRIX[work.kind]
-        of_one_us = begin_us + work.size * (column_us + row_us * rows)
+        of_one_us = begin_us + work.size * (column_us + row_us * work.rows)
         shared_us = (
             work.matrices / device.multiprocessors * of_one_us * (_SEVERAL_SIDES if work.right_sides > 1 else 1.0)
         )
-    waits = Term("columns", work.size, "", max(work.size * each_us, shared_us))
+        waits_us = min(
+            waits_us, max(work.size * each_us, shared_us)
+        )  # large ones may be eliminated one after the other
+    waits = Term("columns", work.size, "", waits_us)
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)

@@ -18,6 +18,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Const, const
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.jaxpr_frontend.lookups import turns
 from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 
 _MOST_PLACES = 1 << 18
@@ -38,8 +39,8 @@ def lookups(converted: Converted, part: PlannedKernel, seed: int, record: Record
             (operand, *_) = eqn.invars
             eqn = makers[operand] if isinstance(operand, Var) else eqn
         source, table = (converted.variable[t.name] for t in (lookup.source, lookup.table))
-        turns = _turns(eqn.invars[0], source, makers) if eqn.primitive.name == "gather" else None
-        if turns is None or eqn.invars[1] != table:
+        turnings = _turns(eqn.invars[0], source, makers) if eqn.primitive.name == "gather" else None
+        if turnings is None or eqn.invars[1] != table:
             record.wrong = record.wrong or Counterexample(stage, lookup.result.name, (), "its own equation", "another")
             continue
         if lookup.fill is not _fill_of(eqn, lookup.result.dtype):
@@ -53,7 +54,7 @@ def lookups(converted: Converted, part: PlannedKernel, seed: int, record: Record
             record.wrong = record.wrong or Counterexample(stage, lookup.result.name, (), str(volume), "another size")
             continue
         entries = random.integers(-2, lookup.count + 2, places.shape)
-        expected, found = _of_gather(eqn, turns, places, entries), _of_lookup(lookup, places, entries)
+        expected, found = _of_gather(eqn, turnings, places, entries), _of_lookup(lookup, places, entries)
         for of, a, b in zip(("table", "source"), expected, found, strict=True):
             wrong = np.flatnonzero(a != b)
             if wrong.size and record.wrong is None:
@@ -86,30 +87,19 @@ def _turns(array: Any, source: Var, makers: Mapping[Var, JaxprEqn]) -> list[Jaxp
     found: list[JaxprEqn] = []
     while array != source:
         eqn = makers.get(array) if isinstance(array, Var) else None
-        if eqn is None or not (eqn.primitive.name == "transpose" or _keeps_order(eqn)):
+        if eqn is None or not turns(eqn):
             return None
         found.append(eqn)
         array = eqn.invars[0]
     return found
 
 
-def _keeps_order(eqn: JaxprEqn) -> bool:
-    """Has the result of an equation the elements of its operand, in the same order?"""
-    match eqn.primitive.name:
-        case "reshape":
-            return eqn.params["dimensions"] is None
-        case "broadcast_in_dim":
-            return math.prod(_compat.shape_of(eqn.invars[0])) == math.prod(_compat.shape_of(eqn.outvars[0]))
-        case name:
-            return name in ("copy", "expand_dims", "squeeze")
-
-
 def _of_gather(
-    eqn: JaxprEqn, turns: Sequence[JaxprEqn], places: Integers, entries: Integers
+    eqn: JaxprEqn, turnings: Sequence[JaxprEqn], places: Integers, entries: Integers
 ) -> tuple[Integers, Integers]:
     """The places in the indices and in the source that a gather by one index takes the elements of its result from.
 
-    turns: as of `_turns`, from the source to the array of the gather.
+    turnings: as of `_turns`, from the source to the array of the gather.
     """
     numbers, sizes = eqn.params["dimension_numbers"], [int(n) for n in eqn.params["slice_sizes"]]
     array, indices, out = (_compat.shape_of(v) for v in (*eqn.invars, *eqn.outvars))
@@ -127,7 +117,7 @@ def _of_gather(
     where[by_index] = where[by_index] + np.clip(entries, 0, array[by_index] - sizes[by_index])
     in_table = _flat([*(at[d] for d in rows), np.zeros_like(places)], indices)
     in_source = _flat(where, array)
-    for turn in turns:
+    for turn in turnings:
         if turn.primitive.name == "transpose":
             made, read = (_compat.shape_of(v) for v in (*turn.outvars, *turn.invars))
             here = dict(zip(turn.params["permutation"], np.unravel_index(in_source, made), strict=True))

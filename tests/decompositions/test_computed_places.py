@@ -13,7 +13,8 @@ from pallasfuse.decompositions.computed_places import RULES
 from pallasfuse.decompositions.selections import without_selections
 from pallasfuse.jaxpr_frontend import flatten
 
-ROWS, CLOUDS = jnp.arange(24.0).reshape(4, 6) + 0.5, jnp.arange(48.0).reshape(2, 4, 6) - 9
+ROWS = (jnp.arange(24.0).reshape(4, 6) + 0.5).at[3, 1].set(jnp.nan).at[0, 4].set(-jnp.inf)
+CLOUDS = jnp.stack([ROWS - 9, 3 - ROWS[::-1]])
 AT, EACH = jnp.int32(2), jnp.asarray([1, 3], jnp.int32)
 
 
@@ -44,6 +45,11 @@ ONE = {
     "the nearest is multiplied": lambda x, k: x.at[9 * k].mul(2.0, mode="clip"),
     "a row is added": lambda x, k: x.at[k].add(jnp.arange(6.0)),
     "the larger stays": lambda x, k: x.at[k].max(14.0),
+    "the smaller stays": lambda x, k: x.at[k].min(14.0),
+    "a row is taken off": lambda x, k: x.at[k].add(-jnp.arange(6.0)),
+    "conditions beyond the end": lambda x, k: (x > 7).at[9 * k].get(mode="fill"),
+    "a narrow number": lambda x, k: lax.dynamic_index_in_dim(jnp.tile(x, (75, 1)), (k + 98).astype(jnp.uint8), 0),
+    "a narrow number beyond the end": lambda x, k: x.at[(k + 98).astype(jnp.uint8)].get(mode="clip"),
     "an update by a slice": lambda x, k: lax.dynamic_update_slice(x, 9 * x[:1], (k * 3, 0)),
 }
 
@@ -67,9 +73,16 @@ OTHERS = {
     "two rows": lambda x, k: lax.dynamic_slice(x, (k, 0), (2, 6)),
     "two rows are set": lambda x, k: lax.dynamic_update_slice(x, x[:2], (k, 0)),
     "several rows": lambda x, k: x[jnp.stack([k, k - 1, k + 1])],
+    "complex numbers": lambda x, k: jnp.real(lax.complex(x, x)[k]),
     "a function of what stands there": lambda x, k: x.at[k].apply(jnp.sin),
+    "a window at a place": lambda x, k: lax.scatter(x, (k - 1)[None], x[:, 0], WINDOW, mode="drop"),
+    "all rows, if they are inside": lambda x, k: lax.gather(x, (k - 1)[None], WHOLE, (4, 6), mode="fill"),
     "several places are added to": lambda x, k: x.at[jnp.stack([k, k, k + 1])].add(1.0),
 }
+
+
+WINDOW = lax.ScatterDimensionNumbers((0,), (1,), (0,))
+WHOLE = lax.GatherDimensionNumbers((0, 1), (), (0,))
 
 
 @pytest.mark.parametrize("case", OTHERS)
@@ -100,3 +113,17 @@ def test_any_axes_of_arrays_and_batches(data):
     left, (got,) = written(jax.vmap(function, (batch, 0)), *args)
     assert not left
     np.testing.assert_array_equal(got, jax.vmap(function, (batch, 0))(*args))
+
+
+def test_places_of_64_bits_do_not_come_back_inside():
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    with jax.enable_x64(True):
+        x, at = jnp.arange(9.0), jnp.asarray([2**32 + 3])
+        left, (got,) = written(lambda x, at: lax.scatter(x, at, jnp.float64(-1), numbers, mode="drop"), x, at)
+        assert not left
+        np.testing.assert_array_equal(got, x)
+
+
+def test_arrays_without_elements_stay():
+    left, (got,) = written(lambda x, k: x.at[k].get(mode="fill"), jnp.zeros((0, 3)), AT)
+    assert left and np.isnan(got).all()
