@@ -6,26 +6,10 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Random, Size, gain, half, integers, normal, pick, program
+from benchmarks.workloads.thirty_fifth_parts import ends_of, stack_of
 from benchmarks.workloads.twenty_fifth_parts import rms_norm, rotary
 
 GROUP = "thirty-fifth"
-
-
-def _stack(depth, dtype, **shapes):
-    """This describes matrices of layers, stacked, and gains where a shape has one axis."""
-
-    def one(shape):
-        if len(shape) == 1:
-            return normal(depth, *shape, dtype=dtype, scale=0.1, offset=1.0)
-        return normal(depth, *shape, dtype=dtype, scale=shape[-2] ** -0.5)
-
-    return {name: one(shape) for name, shape in shapes.items()}
-
-
-def _ends(words, n, dtype):
-    """This describes the table of words, the last norm and the last matrix."""
-    head = normal(n, words, dtype=dtype, scale=2 * n**-0.5)
-    return {"table": normal(words, n, dtype=dtype), "norm": gain(n, dtype), "head": head}
 
 
 @program("one-model-in-four-streams-with-own-prefixes-blended-at-the-end-decode", GROUP)
@@ -73,7 +57,7 @@ def _streams(size: Size) -> Built:
         blended = jnp.einsum("bs,sbn->bn", weigh.astype(dtype), x)
         return jax.nn.log_softmax((blended @ p["head"]).astype(jnp.float32)), weigh, fresh
 
-    layers = _stack(
+    layers = stack_of(
         depth,
         dtype,
         norm1=(n,),
@@ -85,7 +69,7 @@ def _streams(size: Size) -> Built:
         up=(n, wide),
         down=(wide, n),
     )
-    p = _ends(words, n, dtype) | {"layers": layers}
+    p = ends_of(words, n, dtype) | {"layers": layers}
     p |= {
         "blend1": normal(streams * n, n, dtype=dtype, scale=(streams * n) ** -0.5),
         "blend2": normal(n, streams, dtype=dtype, scale=n**-0.5),
@@ -156,7 +140,7 @@ def _bend(size: Size) -> Built:
         scores = rms_norm(p["norm"], x[:, -1]) @ p["head"]
         return jax.nn.log_softmax(scores.astype(jnp.float32)), kept
 
-    layers = _stack(
+    layers = stack_of(
         depth,
         dtype,
         norm1=(n,),
@@ -171,7 +155,7 @@ def _bend(size: Size) -> Built:
         up=(n, wide),
         down=(wide, n),
     )
-    return Built(run, (_ends(words, n, dtype) | {"layers": layers}, integers(b, t, below=words)))
+    return Built(run, (ends_of(words, n, dtype) | {"layers": layers}, integers(b, t, below=words)))
 
 
 @program("many-queries-from-a-narrow-state-over-one-wide-key-beside-a-shared-expert-decode", GROUP)
@@ -218,7 +202,7 @@ def _narrow(size: Size) -> Built:
         x, kept = lax.scan(layer, p["table"][word], (p["layers"], keys, values))
         return jax.nn.log_softmax((rms_norm(p["norm"], x) @ p["head"]).astype(jnp.float32)), kept
 
-    layers = _stack(
+    layers = stack_of(
         depth,
         dtype,
         norm1=(n,),
@@ -235,7 +219,7 @@ def _narrow(size: Size) -> Built:
     )
     cache = normal(depth, b, t, d, dtype=dtype)
     inputs = integers(b, below=words), integers(below=t)
-    return Built(run, (_ends(words, n, dtype) | {"layers": layers}, cache, cache, *inputs))
+    return Built(run, (ends_of(words, n, dtype) | {"layers": layers}, cache, cache, *inputs))
 
 
 @program("several-drafts-of-each-word-tried-in-turn-on-what-is-left-of-chances", GROUP)
@@ -355,7 +339,7 @@ def _nibbles(size: Size) -> Built:
             "scale": normal(depth, o, scale=0.002 * i**-0.5, offset=0.03 * i**-0.5),
         }
 
-    p = _stack(depth, dtype, norm1=(n,), norm2=(n,))
+    p = stack_of(depth, dtype, norm1=(n,), norm2=(n,))
     p |= {"qkv": weights(n, (h + 2 * groups) * d), "out": weights(h * d, n)}
     p |= {"up": weights(n, 2 * wide), "down": weights(wide, n)}
     cache = Random((depth, 2, b, t, groups, d // 2), jnp.dtype(jnp.uint8), below=256)

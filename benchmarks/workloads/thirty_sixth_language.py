@@ -6,26 +6,10 @@ import numpy as np
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Random, Size, booleans, gain, half, integers, normal, pick, program
+from benchmarks.workloads.thirty_fifth_parts import ends_of, stack_of
 from benchmarks.workloads.twenty_fifth_parts import rms_norm, rotary
 
 GROUP = "thirty-sixth"
-
-
-def _stack(depth, dtype, **shapes):
-    """This describes matrices of layers, stacked, and gains where a shape has one axis."""
-
-    def one(shape):
-        if len(shape) == 1:
-            return normal(depth, *shape, dtype=dtype, scale=0.1, offset=1.0)
-        return normal(depth, *shape, dtype=dtype, scale=shape[-2] ** -0.5)
-
-    return {name: one(shape) for name, shape in shapes.items()}
-
-
-def _ends(words, n, dtype):
-    """This describes the table of words, the last norm and the last matrix."""
-    head = normal(n, words, dtype=dtype, scale=2 * n**-0.5)
-    return {"table": normal(words, n, dtype=dtype), "norm": gain(n, dtype), "head": head}
 
 
 def _swiglu(q, y):
@@ -96,7 +80,7 @@ def _chunks(size: Size) -> Built:
     heads = (h + 2 * groups) * d
     layers = {"norm1": (n,), "norm2": (n,), "qkv": (n, heads), "bias": (1, heads), "out": (h * d, n)}
     layers |= {"gate": (n, wide), "up": (n, wide), "down": (wide, n)}
-    p = _ends(words, n, dtype) | {"layers": _stack(depth, dtype, **layers)}
+    p = ends_of(words, n, dtype) | {"layers": stack_of(depth, dtype, **layers)}
     return Built(run, (p, integers(b, t, below=words)))
 
 
@@ -162,8 +146,8 @@ def _looked(size: Size) -> Built:
 
     shapes = {"query": (n, h * d), "key": (n, h * d), "value": (n, h * d), "out": (h * d, n)}
     shapes |= {"gate": (n, wide), "up": (n, wide), "down": (wide, n)}
-    layers = _stack(depth, dtype, norm1=(n,), norm2=(n,)) | {k: weights(*v) for k, v in shapes.items()}
-    ends = _ends(words, n, dtype)
+    layers = stack_of(depth, dtype, norm1=(n,), norm2=(n,)) | {k: weights(*v) for k, v in shapes.items()}
+    ends = ends_of(words, n, dtype)
     p = {"embedding": ends["table"], "norm": ends["norm"], "head": ends["head"], "layers": layers}
     cache = normal(depth, b, t, h, d, dtype=dtype)
     return Built(run, (p, cache, cache, integers(b, below=words), integers(below=t)))
@@ -228,10 +212,10 @@ def _jacobi(size: Size) -> Built:
         logp = jax.nn.log_softmax(scores, axis=-1)
         return draft, jnp.take_along_axis(logp, draft[:, None], axis=1)[:, 0], rounds, kept
 
-    layers = _stack(depth, jnp.float32, norm=(n,), qkv=(n, 3 * h * d), out=(h * d, n), up=(n, 4 * n), down=(4 * n, n))
+    layers = stack_of(depth, jnp.float32, norm=(n,), qkv=(n, 3 * h * d), out=(h * d, n), up=(n, 4 * n), down=(4 * n, n))
     sizes = {"norm_shift": n, "qkv_bias": 3 * h * d, "out_bias": n, "up_bias": 4 * n, "down_bias": n}
     layers |= {name: normal(depth, many, scale=0.1) for name, many in sizes.items()}
-    p = _ends(words, n, jnp.float32) | {"layers": layers}
+    p = ends_of(words, n, jnp.float32) | {"layers": layers}
     p |= {"norm_shift": normal(n, scale=0.1), "head_bias": normal(words, scale=0.1)}
     cache = normal(depth, t, h, d)
     return Built(run, (p, cache, cache, integers(below=words), integers(block, below=words)))
@@ -299,10 +283,10 @@ def _modal(size: Size) -> Built:
 
     def experts_of(wide):
         """This describes a router and its experts."""
-        q = _stack(depth, dtype, router=(n, experts), up=(experts, n, 2 * wide), down=(experts, wide, n))
+        q = stack_of(depth, dtype, router=(n, experts), up=(experts, n, 2 * wide), down=(experts, wide, n))
         return q | {"steer": normal(depth, experts, scale=0.02)}
 
-    layers = _stack(
+    layers = stack_of(
         depth,
         dtype,
         norm1=(n,),
@@ -365,7 +349,7 @@ def _duo(size: Size) -> Built:
 
     shapes = {"norm1": (n,), "norm2": (n,), "qkv": (n, (h + 2 * groups) * d), "out": (h * d, n)}
     shapes |= {"gate": (n, wide), "up": (n, wide), "down": (wide, n)}
-    p = _ends(words, n, dtype) | {"layers": _stack(depth, dtype, **shapes)}
+    p = ends_of(words, n, dtype) | {"layers": stack_of(depth, dtype, **shapes)}
     full = normal(depth, 2, b, t, whole, d, dtype=dtype)
     streaming = normal(depth, 2, b, short, groups - whole, d, dtype=dtype)
     return Built(run, (p, full, streaming, integers(b, below=words), integers(b, below=t)))
