@@ -53,8 +53,10 @@ def taken(eqn: JaxprEqn) -> Run | None:
     places = _places(
         shape, sizes, numbers.start_index_map, numbers.operand_batching_dims, numbers.start_indices_batching_dims, eqn
     )
-    if places is None or not _is_element(places, _compat.shape_of(eqn.invars[1])):
+    if places is None or not _is_one_place(places, _compat.shape_of(eqn.invars[1])):
         return None
+    if places.drops and _bits(eqn) > 32:
+        return None  # JAX finds places of 64 bits outside of an array inside of it
     fill = eqn.params["fill_value"]
     dropped = [int(d) for d in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)]
     offsets = [int(d) for d in numbers.offset_dims]
@@ -108,8 +110,10 @@ def changed(eqn: JaxprEqn) -> Run | None:
     sizes = [of_update[by_dim[d]] if d in by_dim else 1 for d in range(len(shape))]
     batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     places = _places(shape, sizes, numbers.scatter_dims_to_operand_dims, *batching, eqn)
-    if places is None or not _is_element(places, of_indices):
+    if places is None or not _is_one_place(places, of_indices):
         return None
+    if _bits(eqn) < 32:
+        return None  # JAX compares them with lengths in their own type
     if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
         return None  # what comes is a function of what stands there
 
@@ -178,9 +182,14 @@ def _places(
     return _Places(wanted, beside, drops)
 
 
-def _is_element(places: _Places, of_indices: Sequence[int]) -> bool:
+def _is_one_place(places: _Places, of_indices: Sequence[int]) -> bool:
     """Is there one place in an array, or in each of a batch?"""
     return math.prod(n for d, n in enumerate(of_indices[:-1]) if d not in places.batching) == 1
+
+
+def _bits(eqn: JaxprEqn) -> int:
+    """Returns the bits of each number of a place."""
+    return jnp.iinfo(_compat.dtype_of(eqn.invars[1])).bits
 
 
 def _of_numbers(eqn: JaxprEqn) -> bool:

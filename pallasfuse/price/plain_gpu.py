@@ -116,27 +116,27 @@ _OF_ONE_MATRIX: Mapping[EliminationKind, tuple[float, float, float]] = {
 factorisations and systems on an H200, `xla_alone.py systems`: up to 131,072 matrices of 2 to 128 rows.)"""
 _SEVERAL_SIDES = 1.7
 """Triangular systems with several right sides take so many times as long where there are many (from the same)."""
-_REFLECTED_ROW_US, _REFLECTED_ROWS_US = 0.17, 0.002
-"""A column of many matrices that are factorised by reflections waits so much longer for each row, and its square (the same)."""
+_REFLECTED_ROW_US, _REFLECTED_ELEMENT_US = 0.17, 0.002
+"""A column of many matrices that are factorised by reflections waits so much longer for each row, and each element (the same, of
+square matrices)."""
 
 
 def _eliminated(work: Elimination, device: Device) -> Price:
     """Adds up columns one after the other, of as many matrices at a time as there is room for, and products at full precision."""
     alone = "solved_one_us" if work.kind == "solved" and work.right_sides == 1 else f"{work.kind}_us"
     unknown_us = 10 * device.kernel_us / _PANEL
-    waits_us = work.matrices * work.size * device.library.get(alone, unknown_us)
+    waits_us = work.size * device.library.get(alone, unknown_us)
     if work.matrices > 1:
         each_us = device.library.get(f"{work.kind}_many_us", unknown_us)
         if work.kind == "reflected":
-            each_us += work.rows * (_REFLECTED_ROW_US + _REFLECTED_ROWS_US * work.rows)
+            each_us += work.rows * (_REFLECTED_ROW_US + _REFLECTED_ELEMENT_US * work.size)
         begin_us, column_us, row_us = _OF_ONE_MATRIX[work.kind]
         of_one_us = begin_us + work.size * (column_us + row_us * work.rows)
         shared_us = (
             work.matrices / device.multiprocessors * of_one_us * (_SEVERAL_SIDES if work.right_sides > 1 else 1.0)
         )
-        waits_us = min(
-            waits_us, max(work.size * each_us, shared_us)
-        )  # large ones may be eliminated one after the other
+        # large ones may be eliminated one after the other
+        waits_us = min(work.matrices * waits_us, max(work.size * each_us, shared_us))
     waits = Term("columns", work.size, "", waits_us)
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)

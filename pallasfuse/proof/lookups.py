@@ -97,7 +97,7 @@ def _turns(array: Any, source: Var, makers: Mapping[Var, JaxprEqn]) -> list[Jaxp
 def _of_gather(
     eqn: JaxprEqn, turnings: Sequence[JaxprEqn], places: Integers, entries: Integers
 ) -> tuple[Integers, Integers]:
-    """The places in the indices and in the source that a gather by one index takes the elements of its result from.
+    """Finds the places in the indices and in the source that a gather by one index takes the elements of its result from.
 
     turnings: as of `_turns`, from the source to the array of the gather.
     """
@@ -126,7 +126,7 @@ def _of_gather(
 
 
 def _of_lookup(lookup: Lookup, places: Integers, entries: Integers) -> tuple[Integers, Integers]:
-    """The places in the table and in the source that a lookup takes the elements of its result from."""
+    """Finds the places in the table and in the source that a lookup takes the elements of its result from."""
     over = lookup.result.axes
     at: dict[Axis, Integers] = dict(
         zip(over, np.unravel_index(places, tuple(a.extent for a in over)), strict=True)
@@ -145,7 +145,7 @@ def _over(axes: Sequence[Axis], at: Mapping[Axis, Integers]) -> Integers:
 
 
 def _flat(at: Sequence[Integers], shape: Sequence[int]) -> Integers:
-    """The place in row-major order."""
+    """Returns the place in row-major order."""
     place = np.zeros((), np.int64)
     for here, length in zip(at, shape, strict=True):
         place = place * length + here

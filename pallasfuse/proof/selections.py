@@ -1,4 +1,4 @@
-"""Proof that parts and joins of axes, and computed places, which kernels of loops have as sums, are what they stand for.
+"""Proves that parts and joins of axes, and computed places, which kernels of loops have as sums, are what they stand for.
 
 Both jaxprs have the other equations in common. Their results are random whole numbers here; what either reads is computed from
 these, and must be equal, element for element: sums of few whole numbers are exact in floating point, in any order.

@@ -74,6 +74,9 @@ OTHERS = {
     "two rows are set": lambda x, k: lax.dynamic_update_slice(x, x[:2], (k, 0)),
     "several rows": lambda x, k: x[jnp.stack([k, k - 1, k + 1])],
     "complex numbers": lambda x, k: jnp.real(lax.complex(x, x)[k]),
+    "a row at a narrow number is set": lambda x, k: lax.scatter(
+        jnp.tile(x, (75, 1)), (k + 98).astype(jnp.uint8)[None], x[0], NARROW, mode="clip"
+    ),
     "a function of what stands there": lambda x, k: x.at[k].apply(jnp.sin),
     "a window at a place": lambda x, k: lax.scatter(x, (k - 1)[None], x[:, 0], WINDOW, mode="drop"),
     "all rows, if they are inside": lambda x, k: lax.gather(x, (k - 1)[None], WHOLE, (4, 6), mode="fill"),
@@ -81,6 +84,7 @@ OTHERS = {
 }
 
 
+NARROW = lax.ScatterDimensionNumbers((0,), (0,), (0,))
 WINDOW = lax.ScatterDimensionNumbers((0,), (1,), (0,))
 WHOLE = lax.GatherDimensionNumbers((0, 1), (), (0,))
 
@@ -122,6 +126,9 @@ def test_places_of_64_bits_do_not_come_back_inside():
         left, (got,) = written(lambda x, at: lax.scatter(x, at, jnp.float64(-1), numbers, mode="drop"), x, at)
         assert not left
         np.testing.assert_array_equal(got, x)
+        left, (got,) = written(lambda x, at: jnp.take(x, at, mode="fill"), x, at[0])
+        assert left
+        np.testing.assert_array_equal(got, jax.jit(lambda x, at: jnp.take(x, at, mode="fill"))(x, at[0]))
 
 
 def test_arrays_without_elements_stay():

@@ -7,10 +7,12 @@ from pallasfuse.fusion import product_regions
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, every
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import make_plan
 from pallasfuse.price.block_work import examine
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.searched import searched
-from pallasfuse.targets import TRITON
+from pallasfuse.targets import TRITON, find
 from tests.price.test_price import attend, kernel_of, program, struct, term
 
 
@@ -54,3 +56,21 @@ def test_products_that_keep_all_bits_are_computed_by_threads():
         assert products and {p.precise for p in examine(phase.program).products} == {precision == "highest"}
         times[precision] = term(price_kernel([(phase.program, phase.target)]), "matrix units").us
     assert times["highest"] > 20 * times["default"]
+
+
+def matrices_us(batch, channels):
+    """Returns the microseconds that blocks of attention on a CPU take for the matrices of a batch, by themselves."""
+
+    def attention(q, k, v):
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k)), v)
+
+    jaxpr = jax.make_jaxpr(attention)(*[struct(batch, 6, channels)] * 3)
+    (kernel,) = make_plan(jaxpr, find("xla"), FuseOptions(price=False, check=False)).kernels
+    return term(kernel.price, "matrices of a batch").us
+
+
+def test_blocks_on_a_cpu_pay_for_each_matrix_of_a_batch():
+    """Tiny ones are computed one after the other, others by a library."""
+    tiny, others = (matrices_us(64, channels) for channels in (5, 16))
+    assert matrices_us(1, 5) == 0 and 0 < others < tiny / 3
+    assert matrices_us(128, 5) > 1.5 * tiny
