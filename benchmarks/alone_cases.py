@@ -9,7 +9,7 @@ import jax
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One program. label: its kind, shape and type."""
+    """Describes one program. label: its kind, shape and type."""
 
     label: str
     function: Callable[..., Any]

@@ -18,7 +18,7 @@ RIGHT_SIDES = (1, 8)
 
 
 def _positive(x: Any) -> Any:
-    """Matrices whose factors are numbers: symmetric, with a large diagonal."""
+    """Makes matrices whose factors are numbers: symmetric, with a large diagonal."""
     return x + jnp.swapaxes(x, -1, -2) + 2 * x.shape[-1] * jnp.eye(x.shape[-1], dtype=x.dtype)
 
 

@@ -67,9 +67,9 @@ def taken(eqn: JaxprEqn) -> Run | None:
         inside: Array = True
         for dim, number in places.by_number.items():
             at = rank + kept.index(dim)
-            index, is_inside = _index(_component(indices, number), shape[dim])
+            index, is_inside = _index(element(indices, indices.ndim - 1, number), shape[dim])
             inside = jnp.logical_and(inside, is_inside)
-            found = _element(found, at, index.reshape(*index.shape, *[1] * len(kept)))
+            found = element(found, at, index.reshape(*index.shape, *[1] * len(kept)), keepdims=True)
         found = jnp.broadcast_to(found, (*indices.shape[:-1], *found.shape[rank:]))
         found = jnp.squeeze(found, [rank + kept.index(d) for d in dropped if d in kept])
         rows = [d for d in range(len(out)) if d not in offsets]
@@ -94,7 +94,7 @@ def sliced(eqn: JaxprEqn) -> Run | None:
     def run(array: Array, *starts: Array) -> list[Array]:
         for dim in cut:
             index, _ = _index(starts[dim], shape[dim])
-            array = _element(array, dim, index)
+            array = element(array, dim, index, keepdims=True)
         return [array]
 
     return run
@@ -126,7 +126,7 @@ def changed(eqn: JaxprEqn) -> Run | None:
         for dim, number in places.by_number.items():
             index, inside = (
                 _over_dimensions(x, {d: of for of, d in places.batching.items()}, len(shape))
-                for x in _index(_component(indices, number), shape[dim])
+                for x in _index(element(indices, indices.ndim - 1, number), shape[dim])
             )
             here = jnp.logical_and(here, lax.broadcasted_iota(jnp.int32, shape, dim) == index)
             here = jnp.logical_and(here, inside) if places.drops else here
@@ -198,12 +198,6 @@ def _of_numbers(eqn: JaxprEqn) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and not jnp.issubdtype(dtype, jnp.complexfloating)
 
 
-def _component(indices: Array, number: int) -> Array:
-    """Computes one of the numbers that places consist of, along the last dimension; a slice is none that kernels have."""
-    here = lax.broadcasted_iota(jnp.int32, indices.shape, indices.ndim - 1) == number
-    return jnp.sum(jnp.where(here, indices, 0), axis=-1, dtype=indices.dtype)
-
-
 def _index(index: Array, length: int) -> tuple[Array, Array]:
     """Returns the nearest position along a dimension, and says if the index is inside."""
     if jnp.iinfo(index.dtype).bits < 32:  # the length may be no number of a narrow type
@@ -212,12 +206,14 @@ def _index(index: Array, length: int) -> tuple[Array, Array]:
     return jnp.clip(index, 0, length - 1).astype(jnp.int32), inside
 
 
-def _element(array: Array, dim: int, index: Array) -> Array:
-    """Computes the elements of an array at one position of a dimension, which has length one then."""
+def element(array: Array, dim: int, index: Array | int, *, keepdims: bool = False) -> Array:
+    """Computes the elements of an array at one position of a dimension, without the dimension unless it is to have length one."""
     is_bool = array.dtype == jnp.bool_
     values = array.astype(jnp.int32) if is_bool else array
     here = lax.broadcasted_iota(jnp.int32, array.shape, dim) == index
-    found = jnp.sum(jnp.where(here, values, jnp.zeros((), values.dtype)), axis=dim, keepdims=True, dtype=values.dtype)
+    found = jnp.sum(
+        jnp.where(here, values, jnp.zeros((), values.dtype)), axis=dim, keepdims=keepdims, dtype=values.dtype
+    )
     return found != 0 if is_bool else found
 
 

@@ -1,8 +1,8 @@
 """Parts of an axis, and parts put together, as sums over the whole axis in which all terms but one are zero.
 
 In a kernel that holds an axis in registers, no instruction takes a part of it, shifts it, or joins two: elements change places
-between threads in reductions only. These are the operations that do so, written as reductions. A sum of zeros and one number is
-that number, except that -0 becomes 0.
+between threads in reductions only. These are the operations that do so, written as reductions (`computed_places` has those whose
+place a program computes). A sum of zeros and one number is that number, except that -0 becomes 0.
 """
 
 import functools
@@ -18,6 +18,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import computed_places
+from pallasfuse.decompositions.computed_places import element
 from pallasfuse.decompositions.writing import Atom, Run, Writer
 from pallasfuse.jaxpr_frontend import flatten
 
@@ -197,7 +198,7 @@ def _piece(piece: Piece, value: Array, axis: int, shape: Sequence[int], begun: i
         reached_by_others = ends[0] >= abs(piece.stride) or ends[1] + abs(piece.stride) < value.shape[axis]
     else:
         if piece.start is not None and value.shape[axis] > 1:  # one element
-            values = jnp.expand_dims(_one(values, axis, piece.start), axis)
+            values = jnp.expand_dims(element(values, axis, piece.start), axis)
         found, reached_by_others = jnp.broadcast_to(values, shape), True
     if reached_by_others and not whole:  # positions beyond the piece's own have an element of the source, too
         place = lax.broadcasted_iota(jnp.int32, tuple(shape), axis)
@@ -208,18 +209,9 @@ def _piece(piece: Piece, value: Array, axis: int, shape: Sequence[int], begun: i
     return found != 0 if is_bool else found
 
 
-def _one(x: Array, axis: int, position: int) -> Array:
-    """The elements of `x` at one position of an axis, without the axis."""
-    is_bool = x.dtype == jnp.bool_
-    values = x.astype(jnp.int32) if is_bool else x
-    here = lax.broadcasted_iota(jnp.int32, x.shape, axis) == position
-    found = jnp.sum(jnp.where(here, values, jnp.zeros((), values.dtype)), axis=axis, dtype=values.dtype)
-    return found != 0 if is_bool else found
-
-
 def _unstack(eqn: JaxprEqn) -> Run:
     axis = eqn.params["axis"]
-    return lambda x: [_one(x, axis, n) for n in range(x.shape[axis])]
+    return lambda x: [element(x, axis, n) for n in range(x.shape[axis])]
 
 
 def _stack(eqn: JaxprEqn) -> Run:
@@ -311,7 +303,7 @@ def _product(eqn: JaxprEqn) -> Run | None:
 
     def run(x: Array) -> list[Array]:
         for axis in axes:
-            x = functools.reduce(operator.mul, (_one(x, axis, n) for n in range(x.shape[axis])))
+            x = functools.reduce(operator.mul, (element(x, axis, n) for n in range(x.shape[axis])))
         return [x]
 
     return run

@@ -107,6 +107,8 @@ def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
         body = body_of(eqn)
         if body is None and (body := _of_every_platform(eqn)) is not None:
             _, *operands = operands
+        if body is None and eqn.primitive.name == "custom_linear_solve":
+            body, operands = _solver(eqn, operands)
         if body is not None:
             found = terms(body, operands)
         else:
@@ -124,3 +126,15 @@ def _of_every_platform(eqn: JaxprEqn) -> Jaxpr | None:
     others = [b for b, p in zip(eqn.params.get("branches", ()), named, strict=False) if p is None]
     ours = set(PLATFORMS).intersection(p for platforms in named for p in platforms or ())
     return others[0] if others and not ours else None
+
+
+def _solver(eqn: JaxprEqn, operands: Sequence[int]) -> tuple[Jaxpr, list[int]]:
+    """Finds what solves a linear system, with its own operands and the right sides.
+
+    Operands come in the order of what multiplies by the matrix, by its transpose, and what solves with each. The frontend has a
+    rule of its own for this, too.
+    """
+    of_matrix, of_transpose, of_solver, of_other = eqn.params["const_lengths"]
+    begin = of_matrix + of_transpose
+    own, right_sides = operands[begin : begin + of_solver], operands[begin + of_solver + of_other :]
+    return eqn.params["jaxprs"].solve, [*own, *right_sides]

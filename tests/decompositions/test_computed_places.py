@@ -19,7 +19,7 @@ AT, EACH = jnp.int32(2), jnp.asarray([1, 3], jnp.int32)
 
 
 def written(function, *args):
-    """A program in which no place is computed, and what it gives."""
+    """Returns which operations with computed places are left of a program that is written without, and what it gives."""
     jaxpr = jax.make_jaxpr(function)(*args)
     found = without_selections(jaxpr)
     left = {e.primitive.name for e in flatten(found).eqns} & RULES.keys()

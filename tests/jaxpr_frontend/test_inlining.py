@@ -322,6 +322,7 @@ def test_what_solves_a_system_is_inlined():
         got = jax.core.eval_jaxpr(jaxpr, jaxpr.consts, matrix, right)[0]
         np.testing.assert_allclose(got, function(matrix, right), rtol=1e-5, atol=1e-6)
         check(function, matrix, right, tolerance=1e-5)
+        assert pf.verify(pf.fuse(function, options=pf.FuseOptions(check=False)), matrix, right).counterexample is None
 
 
 def test_the_derivative_of_a_system_is_its_own():

@@ -15,6 +15,7 @@ _LOWERING = "pallasfuse.tiling.recurrence"
 _KERNEL = f"{_LOWERING}:_Kernel"
 _LOOPS = "pallasfuse.recurrences"
 _SELECTIONS = "pallasfuse.decompositions.selections"
+_PLACES = "pallasfuse.decompositions.computed_places"
 _EMITTED = "pallasfuse.emission.pallas_kernel"
 
 
@@ -180,6 +181,8 @@ MUTANTS = (
             instead_of(f"{_EMITTED}:_AheadInterpreter._loop", _forwards), "discounted_backwards"),
     _mutant("a part begins one position later", instead_of(f"{_SELECTIONS}:View.part", _one_later), "gated_unit"),
     _mutant("parts from the end are in order", result_of(f"{_SELECTIONS}:View.backwards", lambda _, self: self), "repeated"),
+    _mutant("the element after the one at a computed place is taken and changed",
+            result_of(f"{_PLACES}:_index", lambda found, *_: (found[0] + 1, found[1])), "farthest_points"),
     _mutant("places of what is no number are not asked for", _statements(_finds_numbers), "best_paths"),
     _mutant("results are called by each other's names",
             result_of(f"{_LOOPS}:kernel_of", lambda k, *_: replace(k, results=k.results[::-1])), "states_rotate"),
