@@ -31,6 +31,7 @@ from pallasfuse.decompositions import (
     short_axes,
     sorting,
     updates,
+    window_axes,
     windows,
 )  # fmt: skip
 from pallasfuse.decompositions.neighbours import NONE, Neighbours, computed_again, neighbours
@@ -74,6 +75,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.few_positions,
             windows.of_examples,
             windows.by_channel,
+            window_axes.along_fewer,
         ),
         "dot_general": (products.aligned, products.of_few_terms),
         "top_k": (
@@ -94,6 +96,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.by_features,
             windows.each_group,
             windows.of_slices,
+            window_axes.along_fewer,
         ),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
