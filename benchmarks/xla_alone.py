@@ -44,6 +44,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.alone_cases import Case, case
+from benchmarks.film_convolutions import films
 from benchmarks.linear_systems import systems
 from benchmarks.program_kernels import device_at_hand
 from benchmarks.scalar_functions import microseconds
@@ -426,7 +427,7 @@ OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
     "products with ends": products_with_ends, "convolutions": convolutions, "vectors": vectors,
-    "one query": one_query, "systems": systems,
+    "one query": one_query, "systems": systems, "films": films,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

@@ -76,6 +76,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.of_examples,
             windows.by_channel,
             window_axes.along_fewer,
+            window_axes.beside_each_other,
         ),
         "dot_general": (products.aligned, products.of_few_terms),
         "top_k": (
@@ -97,6 +98,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.each_group,
             windows.of_slices,
             window_axes.along_fewer,
+            window_axes.beside_each_other,
         ),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),

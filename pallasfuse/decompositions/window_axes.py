@@ -6,7 +6,7 @@ weights. A library has its fast kernels for two dimensions, and copies images of
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -24,91 +24,177 @@ _FEWEST_DIMENSIONS = 3
 _EACH, _ALL, _MOVING = "each position by itself", "all positions together", "moving windows"
 
 
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """A convolution by its parameters and shapes, which need not be those of an equation."""
+
+    params: Mapping[str, Any]
+    images: tuple[int, ...]
+    kernel: tuple[int, ...]
+    result: tuple[int, ...]
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> "_Convolution | None":
+        """Returns the convolution of an equation; None where it has no elements, or is along few dimensions."""
+        images, kernel, result = (_compat.shape_of(a) for a in (*eqn.invars, eqn.outvars[0]))
+        is_small = len(eqn.params["window_strides"]) < _FEWEST_DIMENSIONS
+        if is_small or eqn.params.get("out_sharding") is not None or 0 in (*images, *kernel, *result):
+            return None
+        return cls(eqn.params, images, kernel, result)
+
+    @property
+    def numbers(self) -> Any:
+        return self.params["dimension_numbers"]
+
+    @property
+    def in_memory(self) -> list[int]:
+        """The dimensions along which windows may move, in the order in which they lie in the images."""
+        return sorted(range(len(self.params["window_strides"])), key=lambda n: self.numbers.lhs_spec[2 + n])
+
+    def taps(self, n: int) -> int:
+        """The elements of a window along a dimension."""
+        return self.kernel[self.numbers.rhs_spec[2 + n]]
+
+    def kind(self, n: int) -> str:
+        """Says how windows look at images along a dimension."""
+        is_dense = self.params["lhs_dilation"][n] == 1
+        if self.taps(n) == 1 and (is_dense or self.params["window_strides"][n] == 1):
+            return _EACH
+        is_one = self.result[self.numbers.out_spec[2 + n]] == 1
+        return _ALL if is_one and is_dense else _MOVING
+
+    def met(self, images: Array, n: int) -> Array:
+        """Returns the part of the images that windows look at along a dimension along which they do not move."""
+        axis, kind, stride = self.numbers.lhs_spec[2 + n], self.kind(n), self.params["window_strides"][n]
+        edges = [(0, 0, 0)] * images.ndim
+        edges[axis] = (*self.params["padding"][n], 0)
+        if kind == _ALL:
+            step = self.params["rhs_dilation"][n]
+            return lax.slice_in_dim(_padded(images, edges), 0, (self.taps(n) - 1) * step + 1, step, axis=axis)
+        if kind == _EACH and stride > 1:
+            return lax.slice_in_dim(_padded(images, edges), 0, None, stride, axis=axis)
+        return images
+
+    def written(self, images: Array, kernel: Array) -> Array:
+        return lax.conv_general_dilated(
+            images, kernel, *(self.params[name] for name in _ALONG), self.numbers,
+            self.params["feature_group_count"], self.params["batch_group_count"], self.params["precision"],
+            self.params["preferred_element_type"],
+        )  # fmt: skip
+
+    def along_fewer(self) -> Callable[[Array, Array], Array] | None:
+        """Returns what computes the convolution along fewer dimensions, as `along_fewer`."""
+        numbers, count = self.numbers, len(self.params["window_strides"])
+        kinds = [self.kind(n) for n in range(count)]
+        runs = [
+            run
+            for kind, same in groupby(self.in_memory, key=kinds.__getitem__)
+            for run in ([[n] for n in same] if kind == _MOVING else [list(same)])
+        ]
+        alike = [run for run in runs if kinds[run[0]] != _MOVING]
+        # the first dimensions lie beside the images; of others, one has to be brought there if that is what it takes
+        first = runs[0] if runs[0] in alike or len(runs) < count else next(iter(alike), [])
+        first = first if first in alike else []
+        runs = [run for run in runs if run is not first]
+        if not runs or len(runs) == count:
+            return None
+        ends, inside = [(0, 0, 0)] * len(self.result), list(self.result)
+        for n in range(count):
+            if kinds[n] == _EACH and self.params["window_strides"][n] == 1:
+                axis = numbers.out_spec[2 + n]
+                ends[axis] = (*self.params["padding"][n], self.params["lhs_dilation"][n] - 1)
+                inside[axis] = self.images[numbers.lhs_spec[2 + n]]
+
+        def joined(spec: Sequence[int], beside: int, shape: Sequence[int]) -> _Joined:
+            """The axes of an operand or the result, the first dimensions of which are joined with the first or second in `spec`."""
+            axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in run] for run in runs)]
+            axes[beside] += [spec[2 + n] for n in first]
+            return _Joined(axes, tuple(shape))
+
+        def along(name: str, otherwise: Any) -> list[Any]:
+            """A parameter along each dimension that is left. otherwise: where windows do not move."""
+            return [self.params[name][run[0]] if kinds[run[0]] == _MOVING else otherwise for run in runs]
+
+        params = {name: along(name, (0, 0) if name == "padding" else 1) for name in _ALONG}
+
+        def run(images: Array, kernel: Array) -> Array:
+            for n in range(count):
+                images = self.met(images, n)
+            x = joined(numbers.lhs_spec, 0 if first and kinds[first[0]] == _EACH else 1, images.shape)
+            # where it has one element along the first dimensions, it does not matter where these are joined
+            w, made = joined(numbers.rhs_spec, 1, self.kernel), joined(numbers.out_spec, 0, inside)
+            numbered = lax.ConvDimensionNumbers(x.places, w.places, made.places)
+            one = _Convolution({**self.params, **params, "dimension_numbers": numbered}, (), (), ())
+            return _padded(made.given(one.written(x.taken(images), w.taken(kernel))), ends)
+
+        return run
+
+
+_ALONG = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+"""The parameters of a convolution along each dimension, in the order in which JAX takes them."""
+
+
 def along_fewer(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Returns what computes a convolution along fewer dimensions; None where windows move along all of them, or along few.
 
-    Dimensions beside each other that are alike are one. The first ones are joined with the images, or with the channels.
+    Dimensions beside each other that are alike are one. The first ones, or one, are joined with the images, or with the channels.
     """
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    count = len(params["window_strides"])
-    shapes = [_compat.shape_of(a) for a in (*eqn.invars, eqn.outvars[0])]
-    if count < _FEWEST_DIMENSIONS or params.get("out_sharding") is not None or min(map(math.prod, shapes)) == 0:
+    of = _Convolution.of(eqn)
+    run = None if of is None else of.along_fewer()
+    return None if run is None else lambda images, kernel: [run(images, kernel)]
+
+
+_MOST_TAPS = 8
+"""The most times that an image is written down beside itself."""
+
+
+def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """Returns what computes a convolution whose windows move along one dimension less: what a window looks at along the first one is
+    written down as channels. None for groups, and where images would be many times as large.
+
+    A library sums over many channels at a time: the few of a picture fill a small part of that.
+    """
+    of = _Convolution.of(eqn)
+    if of is None or max(of.params["feature_group_count"], of.params["batch_group_count"]) > 1:
         return None
-    kinds = [_kind(eqn, n) for n in range(count)]
-    in_memory = sorted(range(count), key=lambda n: numbers.lhs_spec[2 + n])
-    runs = [
-        run
-        for kind, alike in groupby(in_memory, key=kinds.__getitem__)
-        for run in ([[n] for n in alike] if kind == _MOVING else [list(alike)])
-    ]
-    first = runs.pop(0) if kinds[runs[0][0]] != _MOVING else []
-    if not runs or len(runs) == count:
+    n = next((n for n in of.in_memory if of.kind(n) == _MOVING), None)
+    if n is None:
         return None
-    joined_with = 0 if first and kinds[first[0]] == _EACH else 1
-
-    def joined(spec: Sequence[int], beside: int, *, shape: Sequence[int]) -> _Joined:
-        """The axes of one operand, or of the result, whose first dimensions are joined with the first or the second of its axes."""
-        axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in run] for run in runs)]
-        axes[beside] += [spec[2 + n] for n in first]
-        return _Joined(axes, tuple(shape))
-
-    kept = shapes[2], numbers.out_spec
-    inside = [kept[0][d] for d in kept[1]]
-    ends = [(0, 0, 0)] * len(shapes[2])
-    for n in range(count):
-        if kinds[n] == _EACH and params["window_strides"][n] == 1:
-            ends[numbers.out_spec[2 + n]] = (*params["padding"][n], params["lhs_dilation"][n] - 1)
-            inside[2 + n] = shapes[0][numbers.lhs_spec[2 + n]]
-    made_shape = [0] * len(inside)
-    for d, size in zip(numbers.out_spec, inside, strict=True):
-        made_shape[d] = size
-
-    def of_runs(name: str, otherwise: Any) -> list[Any]:
-        return [params[name][run[0]] if kinds[run[0]] == _MOVING else otherwise for run in runs]
+    taps, numbers = of.taps(n), of.numbers
+    count = of.result[numbers.out_spec[2 + n]]
+    if taps > min(_MOST_TAPS, count):
+        return None
+    image_axis, kernel_axis, channels = numbers.lhs_spec[2 + n], numbers.rhs_spec[2 + n], numbers.rhs_spec[1]
+    stride, step = of.params["window_strides"][n], of.params["rhs_dilation"][n]
+    images, kernel = list(of.images), list(of.kernel)
+    images[image_axis], kernel[kernel_axis] = count, 1
+    images[numbers.lhs_spec[1]] = kernel[channels] = taps * kernel[channels]
+    still = {"window_strides": 1, "padding": (0, 0), "lhs_dilation": 1, "rhs_dilation": 1}
+    params = {**of.params, **{name: _with(of.params[name], n, value) for name, value in still.items()}}
+    other = _Convolution(params, tuple(images), tuple(kernel), of.result)
+    run_other = other.along_fewer() or other.written
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        for n in range(count):
-            images = _met(images, numbers.lhs_spec[2 + n], kinds[n], eqn, n)
-        x = joined(numbers.lhs_spec, joined_with, shape=images.shape)
-        # where it has one element along the first dimensions, it does not matter where these are joined
-        w = joined(numbers.rhs_spec, 1, shape=kernel.shape)
-        made = joined(numbers.out_spec, 0, shape=made_shape)
-        found = lax.conv_general_dilated(
-            x.taken(images), w.taken(kernel), of_runs("window_strides", 1), of_runs("padding", (0, 0)),
-            of_runs("lhs_dilation", 1), of_runs("rhs_dilation", 1),
-            lax.ConvDimensionNumbers(x.places, w.places, made.places),
-            params["feature_group_count"], params["batch_group_count"], params["precision"],
-            params["preferred_element_type"],
-        )  # fmt: skip
-        return [lax.pad(made.given(found), jnp.zeros((), found.dtype), ends)]
+        edges = [(0, 0, 0)] * images.ndim
+        edges[image_axis] = (*of.params["padding"][n], of.params["lhs_dilation"][n] - 1)
+        x = _padded(images, edges)
+        shifted = [
+            lax.slice_in_dim(x, t * step, t * step + (count - 1) * stride + 1, stride, axis=image_axis)
+            for t in range(taps)
+        ]
+        parts = [lax.slice_in_dim(kernel, t, t + 1, axis=kernel_axis) for t in range(taps)]
+        return [run_other(jnp.concatenate(shifted, numbers.lhs_spec[1]), jnp.concatenate(parts, channels))]
 
     return run
 
 
-def _kind(eqn: JaxprEqn, n: int) -> str:
-    """Says how windows look at images along a dimension."""
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    taps = _compat.shape_of(eqn.invars[1])[numbers.rhs_spec[2 + n]]
-    is_dense = params["lhs_dilation"][n] == 1
-    if taps == 1 and (is_dense or params["window_strides"][n] == 1):
-        return _EACH
-    positions = _compat.shape_of(eqn.outvars[0])[numbers.out_spec[2 + n]]
-    return _ALL if positions == 1 and is_dense and params["padding"][n] == (0, 0) else _MOVING
+def _with(values: Sequence[Any], n: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:n], value, *values[n + 1 :])
 
 
-def _met(images: Array, axis: int, kind: str, eqn: JaxprEqn, n: int) -> Array:
-    """Returns the part of the images that windows look at along a dimension along which they do not move."""
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    stride = params["window_strides"][n]
-    if kind == _ALL:
-        taps = _compat.shape_of(eqn.invars[1])[numbers.rhs_spec[2 + n]]
-        step = params["rhs_dilation"][n]
-        return lax.slice_in_dim(images, 0, (taps - 1) * step + 1, step, axis=axis)
-    if kind == _EACH and stride > 1:
-        edges = [(0, 0, 0)] * images.ndim
-        edges[axis] = (*params["padding"][n], 0)
-        return lax.slice_in_dim(lax.pad(images, jnp.zeros((), images.dtype), edges), 0, None, stride, axis=axis)
-    return images
+def _padded(x: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
+    """Returns an array with zeros at the ends of its axes and between its elements; itself where there are none."""
+    return lax.pad(x, jnp.zeros((), x.dtype), edges) if any(map(any, edges)) else x
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Const, Expr, Read, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
+from pallasfuse.ir.plain_work import Branches, Nothing, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
@@ -152,7 +152,7 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
     given = _given_to_xla(program)
-    nests = _with_numbers(tuple(apart(n) for n in program.nests if n.name not in given))
+    nests = _in_another_shape(_with_numbers(tuple(apart(n) for n in program.nests if n.name not in given)), program)
     if not given and all(map(operator.is_, nests, program.nests)):
         return program
     return replace(program, inputs=(*program.inputs, *given.values()), nests=nests)
@@ -175,6 +175,27 @@ def _with_numbers(nests: tuple[Nest | External, ...]) -> tuple[Nest | External, 
         return nest if body is nest.body else replace(nest, body=body)
 
     return tuple(map(computed, nests))
+
+
+def _in_another_shape(nests: tuple[Nest | External, ...], program: LoopProgram) -> tuple[Nest | External, ...]:
+    """Returns the nests with those that only give another shape to what XLA stores as operations that do nothing.
+
+    XLA stores the results of its operations without nests, and what these take: an input that they alone read in another shape is
+    where it was.
+    """
+    opaque = {n.name for n in nests if isinstance(n, External) and n.work is not None and n.lookup is None}
+    read_by_nests = frozenset[str]().union(*(n.reads for n in nests if n.name not in opaque), program.outputs)
+    inputs = {t.name for t in program.inputs}
+
+    def moved(nest: Nest | External) -> Nest | External:
+        if isinstance(nest, External) or nest.is_reduction or not isinstance(nest.body, Read):
+            return nest
+        source, is_whole = nest.body.tensor, nest.body.indices == nest.axes and nest.body.dtype == nest.dtype
+        if not is_whole or not (source in opaque or (source in inputs and nest.name not in read_by_nests)):
+            return nest
+        return External(nest.name, nest.axes, nest.dtype, (source,), "another shape", nest.source, work=Nothing())
+
+    return tuple(map(moved, nests))
 
 
 def _given_to_xla(program: LoopProgram) -> dict[str, Tensor]:

@@ -24,14 +24,17 @@ from pallasfuse.price.xla_habits import CHANNELS
 _TILES = ((256, 128), (256, 64), (256, 32), (128, 128), (64, 128), (128, 32), (64, 64), (64, 32))
 _SHARED_LOADS = 1.2
 """A tile of an operand that is read from the cache serves so many multiprocessors: about one, as each gathers its own windows."""
-_STEP = 32
-"""Channels that are summed in one step, at one position of a window: fewer take as long."""
+_STEP, _STEP_OF_THREE = 32, 16
+"""Channels that are summed in one step, at one position of a window, and by windows of three dimensions in float32: fewer take as
+long."""
 _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
 """Among so many blocks a sum is split at most; that of a gradient of weights, which is over all positions, among more."""
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
-_TURNED = 2
-"""How often what windows of three dimensions read and write is copied to another order: by XLA, and by the library."""
+_TURNED_BYTE_US, _XLA_TURNS_US, _XLA_TURNS_ELEMENT_US = 0.68, 10.0, 1.85
+"""What windows of three dimensions read and write is copied to another order by the library: so long it takes for a million bytes.
+Where images or results lie in another order in the program, XLA copies them, too: so long that takes to start, and for a million
+elements. (100 convolutions and gradients in both types on an H200, `xla_alone.py films`.)"""
 
 
 def convolution_on_gpu(work: Convolution, device: Device) -> Price:
@@ -53,7 +56,8 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
         product_us = _tiled(work, work.rows, work.summed * work.apart, size, rate, device)
         direct_us = math.inf
     else:
-        summed = work.positions * work.holes * math.ceil(work.channels / _STEP) * _STEP
+        step = _STEP_OF_THREE if len(work.window) == 3 and work.operand_dtype == "float32" else _STEP
+        summed = work.apart * work.positions * work.holes * math.ceil(work.channels / step) * step
         product_us = _tiled(work, work.rows, summed, size, rate, device)
     least_us = _of_one_channel_us(work) if work.groups == 1 and len(work.window) == 2 else 0.0
     matrix = Term("matrix units", work.flops, "flop", max(min(product_us, direct_us), least_us))
@@ -64,10 +68,12 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
         price += copy_on_gpu(2 * work.padded_bytes, device)
     if len(work.window) < 3:
         return price + Price(one.us, (one,))  # the order of the weights
-    times = _TURNED if work.positions > 1 else 1
-    for _ in range(times):
-        price += copy_on_gpu(2 * work.moved_bytes, device)
-    return price
+    if work.positions == 1:
+        return price + copy_on_gpu(2 * work.moved_bytes, device)
+    turned_us = _TURNED_BYTE_US * 1e-6 * work.moved_bytes
+    if any(work.turned):
+        turned_us += _XLA_TURNS_US + _XLA_TURNS_ELEMENT_US * 1e-6 * work.moved_bytes / size
+    return price + Price(turned_us, (Term("copies to another order", work.moved_bytes, "B", turned_us),))
 
 
 def _of_one_channel_us(work: Convolution) -> float:

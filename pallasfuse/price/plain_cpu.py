@@ -116,10 +116,11 @@ def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
     return Price(max(work.us, memory.us) + calls.us, (work, memory, calls))
 
 
-_POSITION_NS, _ELEMENT_NS = 8.0, 1.1
+_POSITION_NS, _CHANNEL_NS, _AMONG_ZEROS_NS = 8.0, 1.1, 8.0
 """A position of a window of three dimensions takes so long to copy, and each of its channels, on one core. (Of ten convolutions of
 1 to 64 channels on two cores, 2026-11-29, nine are priced at 0.66 to 1.18 of what they took; windows of 1 x 3 x 3 in 3 channels at
-0.43.)"""
+0.43.) Where zeros stand between the elements of an image, every element of a window takes longer, those that meet zeros, too. (Three
+such gradients of 8 to 64 channels on two cores, 2026-11-30: 6.5 to 11.)"""
 
 
 _ONE_BY_ONE_NS = 0.2
@@ -157,14 +158,17 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     )  # that of a transposed convolution multiplies the zeros, too
     slower = _OF_GROUPS if work.groups > 1 and work.positions > 1 else 1.0
     product = Term("products", done, "flop", slower * done / (rate * device.library.get("convolution", 1.0)))
-    if work.positions == 1:
+    among_zeros = work.apart > 1 and not work.of_weights
+    if work.positions == 1 and not among_zeros:
         return _priced(product, moved, device)
     windows, priced = float(work.groups * work.rows), _priced(product, moved, device)
     # positions along the last dimension lie side by side, with their channels
     rows = windows * max(1, work.positions // work.window[-1])
     copied = _term("rows of windows", slower * rows, "patches_gop_s", device)
     if len(work.window) == 3:
-        us = 1e-3 * windows * (_POSITION_NS * work.positions + _ELEMENT_NS * work.summed)
+        us = 1e-3 * windows * (_POSITION_NS * work.positions + _CHANNEL_NS * work.summed)
+        if among_zeros:
+            us = 1e-3 * windows * _AMONG_ZEROS_NS * work.summed * work.apart
         copied = Term("positions of windows", windows * work.positions, "", us)
     return Price(priced.us + copied.us, (copied, *priced.terms))
 

@@ -1,0 +1,97 @@
+"""Prices of convolutions along three dimensions, and of what is written instead, beside what they took on an H200 and on two cores."""
+
+import json
+import statistics
+from pathlib import Path
+
+import jax
+import pytest
+from jax import lax
+
+from benchmarks import film_convolutions
+from pallasfuse import _compat, device
+from pallasfuse.decompositions import window_axes
+from pallasfuse.decompositions.writing import traced_as
+from pallasfuse.jaxpr_frontend import convert, flatten
+from pallasfuse.price.xla import price_xla
+from pallasfuse.targets import XLA_CPU
+
+H200 = device.find("NVIDIA H200", "gpu")
+RESULTS = Path(film_convolutions.__file__).parent / "results" / "xla_alone_h200.json"
+NUMBERS = ("NDHWC", "DHWIO", "NDHWC")
+
+
+def price_us(jaxpr, on=H200):
+    return price_xla(convert(flatten(jaxpr)).program, on).us
+
+
+def convolved(images, window, results, strides, dtype="float32", kind=None):
+    """Returns the one convolution of a layer of a film, or of a gradient of it (of "images", of "weights")."""
+
+    def layer(x, w):
+        return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=NUMBERS)
+
+    x, w = (jax.ShapeDtypeStruct(s, dtype) for s in (images, (*window, images[-1], results)))
+    function, arrays = layer, (x, w)
+    if kind is not None:
+        at = int(kind == "weights")
+        arrays = (x, w, jax.eval_shape(layer, x, w))
+
+        def function(x, w, g):
+            return jax.vjp(layer, x, w)[1](g)[at]
+
+    equations = flatten(jax.make_jaxpr(function)(*arrays)).eqns
+    return next(e for e in equations if e.primitive.name == "conv_general_dilated")
+
+
+def prices_us(eqn, rule, on=H200):
+    """Returns the price of a convolution as it is written, and as the rule writes it."""
+    written = traced_as(eqn, lambda *operands: _compat.bind(eqn, operands), eqn.invars)
+    return price_us(written, on), price_us(traced_as(eqn, rule(eqn), eqn.invars), on)
+
+
+def test_prices_are_near_what_was_measured():
+    measured = {label: us for label, us, _ in json.loads(RESULTS.read_text())["rows"] if label.startswith("films")}
+    cases = {case.label: case for case in film_convolutions.films("gpu")}
+    assert cases.keys() == measured.keys()
+    found = {
+        label: price_us(jax.make_jaxpr(case.function)(*case.structs)) / measured[label] for label, case in cases.items()
+    }
+    assert 0.85 < statistics.geometric_mean(found.values()) < 1.15
+    assert sum(0.6 < r < 1.6 for r in found.values()) >= 0.8 * len(found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "measured_us"),
+    [
+        (((8, 8, 56, 56, 64), (1, 3, 3), 64, (1, 1, 1), "bfloat16"), None, (121.8, 39.2)),
+        (((8, 8, 56, 56, 64), (3, 1, 1), 64, (1, 1, 1), "float32"), None, (157.0, 37.5)),
+        (((8, 8, 56, 56, 64), (3, 1, 1), 64, (1, 1, 1), "bfloat16"), "weights", (119.0, 33.1)),
+        (((8, 8, 56, 56, 128), (1, 3, 3), 128, (1, 2, 2), "bfloat16"), "images", (257.9, 114.9)),
+    ],
+)
+def test_what_is_written_instead_is_foretold(layer, kind, measured_us):
+    """Before, shapes around a convolution were copies, and zeros between the elements of images cost nothing."""
+    found = prices_us(convolved(*layer, kind=kind), window_axes.along_fewer)
+    for us, measured in zip(found, measured_us, strict=True):
+        assert 0.6 < us / measured < 1.6
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "measured_ms", "rule"),
+    [
+        (((2, 8, 28, 28, 64), (3, 1, 1), 64, (1, 1, 1)), None, (5.37, 1.72), window_axes.along_fewer),
+        (((2, 8, 28, 28, 64), (1, 3, 3), 64, (1, 2, 2)), "images", (62.4, 1.8), window_axes.along_fewer),
+        (((2, 8, 28, 28, 32), (5, 1, 1), 32, (4, 1, 1)), "images", (13.2, 0.58), window_axes.along_fewer),
+        (((2, 16, 56, 56, 3), (5, 7, 7), 8, (1, 2, 2)), "images", (1554.0, 7.3), window_axes.beside_each_other),
+    ],
+)
+def test_on_two_cores(layer, kind, measured_ms, rule):
+    """Zeros between the elements of images are looked at one by one: what is written instead is up to 200 times as fast."""
+    two_cores = XLA_CPU.on(XLA_CPU.device).device
+    written, instead = (
+        us / 1e3 / ms
+        for us, ms in zip(prices_us(convolved(*layer, kind=kind), rule, two_cores), measured_ms, strict=True)
+    )
+    assert 0.5 < written < 2.0
+    assert 0.3 < instead < 2.0
