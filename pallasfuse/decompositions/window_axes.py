@@ -53,7 +53,7 @@ class _Convolution:
 
     def taps(self, n: int) -> int:
         """The elements of a window along a dimension."""
-        return self.kernel[self.numbers.rhs_spec[2 + n]]
+        return self.kernel[int(self.numbers.rhs_spec[2 + n])]
 
     def kind(self, n: int) -> str:
         """Says how windows look at images along a dimension."""
@@ -76,10 +76,10 @@ class _Convolution:
         return images
 
     def written(self, images: Array, kernel: Array) -> Array:
+        strides, padding, between, holes = (self.params[name] for name in _ALONG)
         return lax.conv_general_dilated(
-            images, kernel, *(self.params[name] for name in _ALONG), self.numbers,
-            self.params["feature_group_count"], self.params["batch_group_count"], self.params["precision"],
-            self.params["preferred_element_type"],
+            images, kernel, strides, padding, between, holes, self.numbers, self.params["feature_group_count"],
+            self.params["batch_group_count"], self.params["precision"], self.params["preferred_element_type"],
         )  # fmt: skip
 
     def along_fewer(self) -> Callable[[Array, Array], Array] | None:
@@ -149,8 +149,8 @@ _MOST_TAPS = 8
 
 
 def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """Returns what computes a convolution whose windows move along one dimension less: what a window looks at along the first one is
-    written down as channels. None for groups, and where images would be many times as large.
+    """Returns what computes a convolution whose windows move along one dimension less: what a window looks at along the first
+    one is written down as channels. None for groups, and where images would be many times as large.
 
     A library sums over many channels at a time: the few of a picture fill a small part of that.
     """

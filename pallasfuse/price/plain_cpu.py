@@ -119,8 +119,8 @@ def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
 _POSITION_NS, _CHANNEL_NS, _AMONG_ZEROS_NS = 8.0, 1.1, 8.0
 """A position of a window of three dimensions takes so long to copy, and each of its channels, on one core. (Of ten convolutions of
 1 to 64 channels on two cores, 2026-11-29, nine are priced at 0.66 to 1.18 of what they took; windows of 1 x 3 x 3 in 3 channels at
-0.43.) Where zeros stand between the elements of an image, every element of a window takes longer, those that meet zeros, too. (Three
-such gradients of 8 to 64 channels on two cores, 2026-11-30: 6.5 to 11.)"""
+0.43.) Where zeros stand between the elements of an image, every element of a window takes longer, those that meet zeros, too.
+(Three such gradients of 8 to 64 channels on two cores, 2026-11-30: 6.5 to 11.)"""
 
 
 _ONE_BY_ONE_NS = 0.2

@@ -1,4 +1,4 @@
-"""Prices of convolutions along three dimensions, and of what is written instead, beside what they took on an H200 and on two cores."""
+"""Prices of convolutions along three dimensions, and of others instead, beside what they took on an H200 and on two cores."""
 
 import json
 import statistics
