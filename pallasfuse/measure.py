@@ -39,8 +39,9 @@ _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns after a first one that does not count, and calls in each, by which the kernels of such programs are compared."""
 _KERNEL_SAMPLES = 20
 """So many samples of each program are needed, by more turns where a turn gives one: fewer tell only what is far apart."""
-_LITTLE_BYTES = 64 << 20
-"""Nobody minds a program that takes so much more memory than another, however little that is."""
+_LITTLE_BYTES, _LITTLE_SHARE = 64 << 20, 256
+"""Nobody minds a program that takes so much more memory than another, however little that is; nor where that is less than one of so
+many parts of the memory that is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ def compare(
     compiled = partial(_compiled, avals=avals, device=device, executables=executables or Executables())
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
-    too_large = _too_large(programs, most_memory if runs_up_to is None else runs_up_to)
-    larger = frozenset(_too_large(programs, most_memory)).difference(too_large)
+    little = max(_LITTLE_BYTES, (samples.free_bytes(device) or 0) // _LITTLE_SHARE)
+    too_large = _too_large(programs, most_memory if runs_up_to is None else runs_up_to, little)
+    larger = frozenset(_too_large(programs, most_memory, little)).difference(too_large)
     usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
@@ -145,13 +147,13 @@ def _compiled(
     return dict(zip(functions, made, strict=True))
 
 
-def _too_large(programs: Mapping[str, Any], most: float) -> dict[str, str]:
-    """Returns how much memory programs take that take more than `most` times as much as the first, and not little more."""
+def _too_large(programs: Mapping[str, Any], most: float, little: int) -> dict[str, str]:
+    """Returns how much memory programs take that take more than `most` times as much as the first, and not little more (in bytes)."""
     first = next(iter(programs.values()))
     if isinstance(first, str) or most == math.inf:
         return {}
     needed_by_first = samples.needed_bytes(first)
-    bound = max(most * needed_by_first, needed_by_first + _LITTLE_BYTES)
+    bound = max(most * needed_by_first, needed_by_first + little)
     needed = {n: samples.needed_bytes(p) for n, p in programs.items() if not isinstance(p, str)}
     return {
         name: f"it takes {of / 2**20:.0f} MiB of memory, more than {bound / 2**20:.0f}"

@@ -433,16 +433,31 @@ def test_what_takes_much_more_memory_is_not_run(monkeypatch):
             return Sizes
 
     programs = {"first": Program(1000), "second": Program(1090), "third": Program(1101), "fourth": "XlaError"}
-    assert measure._too_large(programs, 1.1) == {"third": "it takes 1101 MiB of memory, more than 1100"}
+    assert measure._too_large(programs, 1.1, measure._LITTLE_BYTES) == {
+        "third": "it takes 1101 MiB of memory, more than 1100"
+    }
     little = {"first": Program(1), "second": Program(64), "third": Program(66)}
-    assert measure._too_large(little, 1.1) == {"third": "it takes 66 MiB of memory, more than 65"}
-    assert measure._too_large(little, math.inf) == {}
+    assert measure._too_large(little, 1.1, measure._LITTLE_BYTES) == {
+        "third": "it takes 66 MiB of memory, more than 65"
+    }
+    assert measure._too_large(little, math.inf, 0) == {}
+
+
+@pytest.mark.parametrize(("free", "little"), [(None, 64 << 20), (8 << 30, 64 << 20), (128 << 30, 512 << 20)])
+def test_little_memory_is_a_part_of_what_is_free(free, little, monkeypatch):
+    asked = []
+    monkeypatch.setattr(measure.samples, "free_bytes", lambda _: free)
+    monkeypatch.setattr(measure, "_too_large", lambda programs, most, more: asked.append(more) or {})
+    compare({"often": often, "once": once}, [SMALL])
+    assert asked == [little, little]
 
 
 @pytest.mark.parametrize(("runs_up_to", "is_run"), [(None, False), (2.0, False), (4.0, True)])
 def test_what_takes_more_memory_is_run_where_that_is_asked_for(monkeypatch, runs_up_to, is_run):
     """It takes three times as much here."""
-    monkeypatch.setattr(measure, "_too_large", lambda programs, most: {"once": "it takes more"} if most < 3.0 else {})
+    monkeypatch.setattr(
+        measure, "_too_large", lambda programs, most, _: {"once": "it takes more"} if most < 3.0 else {}
+    )
     found = compare({"often": often, "once": once}, [SMALL], most_memory=1.1, runs_up_to=runs_up_to)
     assert found.too_large == ({} if is_run else {"once": "it takes more"})
     assert found.larger == ({"once"} if is_run else set())
