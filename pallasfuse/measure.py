@@ -148,7 +148,7 @@ def _compiled(
 
 
 def _too_large(programs: Mapping[str, Any], most: float, little: int) -> dict[str, str]:
-    """Returns how much memory programs take that take more than `most` times as much as the first, and more than a `little` (bytes)."""
+    """Returns how much memory those programs take that take more than `most` times as much as the first, and more than a little."""
     first = next(iter(programs.values()))
     if isinstance(first, str) or most == math.inf:
         return {}

@@ -260,8 +260,9 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 _MOST_COPIES = 8
 """The most times that an element of an image may stand in the rows of a product."""
-_MOST_POSITIONS = 16
-"""The most products that a convolution becomes (a judgement: windows of 4 x 4); its own windows have more elements than that."""
+_MOST_POSITIONS, _LONG_WINDOW = 64, 16
+"""The most products that a convolution becomes (a judgement: for windows of 8 x 8 or 4 x 4 x 4). Its own windows have more elements
+than there are of these, and more than so many."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -277,7 +278,8 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     results, channels, *window = of.numbers.rhs_spec
     counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
     unseen = max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
-    if not unseen or not 1 <= math.prod(counts) <= _MOST_POSITIONS < math.prod(of.window):
+    positions, taps = math.prod(counts), math.prod(of.window)
+    if not unseen or not 1 <= positions <= min(_MOST_POSITIONS, taps - 1) or taps <= _LONG_WINDOW:
         return None
     # in the order in which the images lie
     of_images, of_kernel = zip(*sorted(zip((feature, *spatial), (channels, *window), strict=True)), strict=True)

@@ -123,6 +123,9 @@ _POSITION_NS, _CHANNEL_NS, _AMONG_ZEROS_NS = 8.0, 1.1, 8.0
 (Three such gradients of 8 to 64 channels on two cores, 2026-11-30: 6.5 to 11.)"""
 
 
+_WEIGHTS_AMONG_ZEROS_NS = 0.06
+"""An operation of the gradient of the weights of a transposed convolution takes so long, on one core, those with zeros among them.
+(Six of one and two dimensions on two cores, 2026-11-30: 0.036 to 0.146.)"""
 _ONE_BY_ONE_NS = 0.2
 """An operation of a convolution that no library computes takes so long, on one core: a product and its addition are two. (Three of
 them, 2026-11-29: 0.2 with channels second, 0.13 with zeros between the elements, 1.1 of a gradient of weights; four whose images
@@ -158,6 +161,8 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     )  # that of a transposed convolution multiplies the zeros, too
     slower = _OF_GROUPS if work.groups > 1 and work.positions > 1 else 1.0
     product = Term("products", done, "flop", slower * done / (rate * device.library.get("convolution", 1.0)))
+    if work.of_weights and work.apart > 1:
+        product = replace(product, us=max(product.us, 1e-3 * _WEIGHTS_AMONG_ZEROS_NS * done))
     among_zeros = work.apart > 1 and not work.of_weights
     if work.positions == 1 and not among_zeros:
         return _priced(product, moved, device)

@@ -15,6 +15,7 @@ from pallasfuse.decompositions.writing import traced_as
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
 from pallasfuse.targets import XLA_CPU
+from pallasfuse.written_out import surely_faster
 
 H200 = device.find("NVIDIA H200", "gpu")
 RESULTS = Path(film_convolutions.__file__).parent / "results" / "xla_alone_h200.json"
@@ -95,3 +96,31 @@ def test_on_two_cores(layer, kind, measured_ms, rule):
     )
     assert 0.5 < written < 2.0
     assert 0.3 < instead < 2.0
+
+
+@pytest.mark.parametrize(
+    ("images", "window", "step", "results", "measured_ms"),
+    [
+        ((4, 1000, 64), (16,), 8, 32, (75.0, 3.8)),
+        ((4, 32, 32, 64), (4, 4), 2, 32, (73.0, 4.8)),
+        ((4, 16, 16, 64), (5, 5), 2, 32, (26.3, 2.0)),
+        ((2, 8, 8, 8, 64), (4, 4, 4), 2, 32, (66.0, 5.6)),
+    ],
+)
+def test_gradients_of_weights_of_transposed_convolutions_on_two_cores(images, window, step, results, measured_ms):
+    """Both gradients, as they are written and with a product for each position of a window: up to 20 times as fast."""
+    spatial = "DHW"[3 - len(window) :]
+    numbers = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+
+    def layer(x, w):
+        return lax.conv_transpose(x, w, [step] * len(window), "SAME", dimension_numbers=numbers)
+
+    def gradients(x, w, g):
+        return jax.vjp(layer, x, w)[1](g)
+
+    x, w = (jax.ShapeDtypeStruct(s, "float32") for s in (images, (*window, images[-1], results)))
+    written = jax.make_jaxpr(gradients)(x, w, jax.eval_shape(layer, x, w))
+    decomposed = surely_faster(flatten(written), XLA_CPU)
+    assert decomposed is not written
+    for jaxpr, ms in zip((written, decomposed), measured_ms, strict=True):
+        assert 0.4 < price_us(jaxpr, XLA_CPU.device) / 1e3 / ms < 2.5
