@@ -188,7 +188,7 @@ def summary_lines(found: Row) -> list[str]:
     if found["wrong"]:
         lines.append(f"differ from jax.jit by more than {SUSPECT:.0%}: {_listed(found['wrong'])}")
     for name, errors in found["wrong_by_float64"].items():
-        lines.append(f"  {name}, from float64: " + ", ".join(f"{WAYS[n]} {e:.2g}" for n, e in errors.items()))
+        lines.append(f"  {name}, from float64: " + ", ".join(f"{WAYS[n]} {float(e):.2g}" for n, e in errors.items()))
     return lines
 
 

@@ -174,3 +174,10 @@ def test_what_differs_from_jax_jit_is_listed_with_its_distance_from_float64():
     found = report.summary([{"name": "rounds"} | far, row("even", 1.0)])
     assert found["wrong"] == ["rounds"] and found["wrong_by_float64"] == {"rounds": {"jit": 0.25, "fused": 0.21}}
     assert "  rounds, from float64: jax.jit 0.25, price alone 0.21" in report.summary_lines(found)
+
+
+def test_distances_without_an_end_are_read_back_from_a_file():
+    far = {"jit": {"us": 100.0}, "fused": {"us": 50.0, "error": 0.2}, "error64": {"jit": math.inf, "fused": 0.21}}
+    (kept,) = json.loads(content([{"name": "rounds"} | far], {}))["rows"]
+    lines = report.summary_lines(report.summary([kept]))
+    assert "  rounds, from float64: jax.jit inf, price alone 0.21" in lines
