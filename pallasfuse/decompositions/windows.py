@@ -78,7 +78,7 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Iterable[Array]) ->
 
 def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution whose groups have few channels, as a sum of shifted arrays times weights; None where it has too many terms."""
-    of = OrderedConvolution.of(eqn)
+    of = OrderedConvolution.of(eqn, zeros_between=True)
     if of is None or not 2 <= math.prod(of.window) * of.channels <= MOST_TERMS:
         return None
 
