@@ -41,7 +41,7 @@ _KERNEL_SAMPLES = 20
 """So many samples of each program are needed, by more turns where a turn gives one: fewer tell only what is far apart."""
 _LITTLE_BYTES, _LITTLE_SHARE = 64 << 20, 256
 """Nobody minds a program that takes so much more memory than another, however little that is; nor where that is less than one of so
-many parts of the memory that is free."""
+many parts of the memory that is free (a judgement)."""
 
 
 @dataclass(frozen=True, slots=True)

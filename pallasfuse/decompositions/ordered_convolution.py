@@ -21,6 +21,12 @@ def back(order: Sequence[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
+def is_misread(padding: Sequence[tuple[int, int]]) -> bool:
+    """Does XLA's CPU library read beside images with such padding? It does where that takes elements away at the low end of a
+    dimension and adds some at the high end (JAX 0.11.2: other numbers each time, or the end of the process)."""
+    return any(low < 0 < high for low, high in padding)
+
+
 @dataclass(frozen=True, slots=True)
 class OrderedConvolution:
     """A convolution of real numbers, with its dimensions in one order: images by positions and channels, weights by window,

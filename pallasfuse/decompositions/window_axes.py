@@ -2,9 +2,11 @@
 
 Where a window has one element along a dimension, each position is an image of its own; where it covers all of the images, its
 elements are summed like channels. So are most convolutions of films, along time or along pictures, and the gradients of their
-weights. A library has its fast kernels for two dimensions, and copies images of three to another order. Sums are in another order.
+weights. A library has its fast kernels for two dimensions, and copies images of three to another order. Sums are in another order;
+and what is zero for lack of images stays zero where a weight is infinite or not a number.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.ordered_convolution import back, is_misread
 
 Array = Any
 
@@ -44,6 +47,7 @@ class _Convolution:
 
     @property
     def numbers(self) -> Any:
+        """The dimensions of both operands and the result that are images, channels, and positions, as JAX has them."""
         return self.params["dimension_numbers"]
 
     @property
@@ -75,57 +79,65 @@ class _Convolution:
             return lax.slice_in_dim(_padded(images, edges), 0, None, stride, axis=axis)
         return images
 
-    def written(self, images: Array, kernel: Array) -> Array:
-        strides, padding, between, holes = (self.params[name] for name in _ALONG)
-        return lax.conv_general_dilated(
-            images, kernel, strides, padding, between, holes, self.numbers, self.params["feature_group_count"],
-            self.params["batch_group_count"], self.params["precision"], self.params["preferred_element_type"],
-        )  # fmt: skip
+    def joins(self) -> tuple[list[int], list[list[int]]] | None:
+        """Returns the dimensions that are joined with the images or the channels, and those that are one with others or alone.
 
-    def along_fewer(self) -> Callable[[Array, Array], Array] | None:
-        """Returns what computes the convolution along fewer dimensions, as `along_fewer`."""
-        numbers, count = self.numbers, len(self.params["window_strides"])
+        None where there are no fewer then, where windows move along none, and where XLA's CPU library would misread them.
+        """
+        count = len(self.params["window_strides"])
         kinds = [self.kind(n) for n in range(count)]
         runs = [
             run
             for kind, same in groupby(self.in_memory, key=kinds.__getitem__)
             for run in ([[n] for n in same] if kind == _MOVING else [list(same)])
         ]
-        alike = [run for run in runs if kinds[run[0]] != _MOVING]
+        still = [run for run in runs if kinds[run[0]] != _MOVING]
         # the first dimensions lie beside the images; of others, one has to be brought there if that is what it takes
-        first = runs[0] if runs[0] in alike or len(runs) < count else next(iter(alike), [])
-        first = first if first in alike else []
-        runs = [run for run in runs if run is not first]
-        if not runs or len(runs) == count:
+        first = next((run for run in still if run is runs[0] or len(runs) == count), [])
+        left = [run for run in runs if run is not first]
+        return None if not left or len(left) == count or self.is_misread else (first, left)
+
+    @property
+    def is_misread(self) -> bool:
+        """Would XLA's CPU library read beside the images, along fewer than three dimensions?"""
+        moving = (n for n in self.in_memory if self.kind(n) == _MOVING)
+        return is_misread([self.params["padding"][n] for n in moving])
+
+    def fewer(self) -> Callable[[Array, Array], Array] | None:
+        """Returns what computes the convolution along fewer dimensions; None as of `joins`."""
+        found = self.joins()
+        if found is None:
             return None
+        (first, runs), numbers = found, self.numbers
         ends, inside = [(0, 0, 0)] * len(self.result), list(self.result)
-        for n in range(count):
-            if kinds[n] == _EACH and self.params["window_strides"][n] == 1:
+        for n in self.in_memory:
+            if self.kind(n) == _EACH and self.params["window_strides"][n] == 1:
                 axis = numbers.out_spec[2 + n]
                 ends[axis] = (*self.params["padding"][n], self.params["lhs_dilation"][n] - 1)
                 inside[axis] = self.images[numbers.lhs_spec[2 + n]]
 
         def joined(spec: Sequence[int], beside: int, shape: Sequence[int]) -> _Joined:
-            """The axes of an operand or the result, the first dimensions of which are joined with the first or second in `spec`."""
-            axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in run] for run in runs)]
+            """Joins the axes of an array: the first dimensions with what is first or second in the specification of its axes."""
+            axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in dimensions] for dimensions in runs)]
             axes[beside] += [spec[2 + n] for n in first]
             return _Joined(axes, tuple(shape))
 
-        def along(name: str, otherwise: Any) -> list[Any]:
-            """A parameter along each dimension that is left. otherwise: where windows do not move."""
-            return [self.params[name][run[0]] if kinds[run[0]] == _MOVING else otherwise for run in runs]
+        def along(name: str) -> list[Any]:
+            """Returns a parameter along each dimension that is left."""
+            still = (0, 0) if name == "padding" else 1
+            return [self.params[name][n] if self.kind(n) == _MOVING else still for n, *_ in runs]
 
-        params = {name: along(name, (0, 0) if name == "padding" else 1) for name in _ALONG}
+        params = {**self.params, **{name: along(name) for name in _ALONG}}
 
         def run(images: Array, kernel: Array) -> Array:
-            for n in range(count):
+            for n in self.in_memory:
                 images = self.met(images, n)
-            x = joined(numbers.lhs_spec, 0 if first and kinds[first[0]] == _EACH else 1, images.shape)
+            x = joined(numbers.lhs_spec, 0 if first and self.kind(first[0]) == _EACH else 1, images.shape)
             # where it has one element along the first dimensions, it does not matter where these are joined
             w, made = joined(numbers.rhs_spec, 1, self.kernel), joined(numbers.out_spec, 0, inside)
             numbered = lax.ConvDimensionNumbers(x.places, w.places, made.places)
-            one = _Convolution({**self.params, **params, "dimension_numbers": numbered}, (), (), ())
-            return _padded(made.given(one.written(x.taken(images), w.taken(kernel))), ends)
+            found = _convolved(x.taken(images), w.taken(kernel), {**params, "dimension_numbers": numbered})
+            return _padded(made.given(found), ends)
 
         return run
 
@@ -134,25 +146,34 @@ _ALONG = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
 """The parameters of a convolution along each dimension, in the order in which JAX takes them."""
 
 
+def _convolved(images: Array, kernel: Array, params: Mapping[str, Any]) -> Array:
+    """Convolves images as the parameters of an equation say."""
+    strides, padding, between, holes = (params[name] for name in _ALONG)
+    return lax.conv_general_dilated(
+        images, kernel, strides, padding, between, holes, params["dimension_numbers"], params["feature_group_count"],
+        params["batch_group_count"], params["precision"], params["preferred_element_type"],
+    )  # fmt: skip
+
+
 def along_fewer(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Returns what computes a convolution along fewer dimensions; None where windows move along all of them, or along few.
 
     Dimensions beside each other that are alike are one. The first ones, or one, are joined with the images, or with the channels.
     """
     of = _Convolution.of(eqn)
-    run = None if of is None else of.along_fewer()
+    run = None if of is None else of.fewer()
     return None if run is None else lambda images, kernel: [run(images, kernel)]
 
 
 _MOST_TAPS = 8
-"""The most times that an image is written down beside itself."""
+"""The most times that an image is written down beside itself (a judgement)."""
 
 
 def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """Returns what computes a convolution whose windows move along one dimension less: what a window looks at along the first
-    one is written down as channels. None for groups, and where images would be many times as large.
+    """Returns what computes a convolution with the elements of its windows along one dimension as channels.
 
-    A library sums over many channels at a time: the few of a picture fill a small part of that.
+    Windows move along one dimension less then. None for groups, and where images would be many times as large. A library sums over
+    many channels at a time: the few of a picture fill a small part of that.
     """
     of = _Convolution.of(eqn)
     if of is None or max(of.params["feature_group_count"], of.params["batch_group_count"]) > 1:
@@ -172,7 +193,9 @@ def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     still = {"window_strides": 1, "padding": (0, 0), "lhs_dilation": 1, "rhs_dilation": 1}
     params = {**of.params, **{name: _with(of.params[name], n, value) for name, value in still.items()}}
     other = _Convolution(params, tuple(images), tuple(kernel), of.result)
-    run_other = other.along_fewer() or other.written
+    if other.is_misread:
+        return None
+    run_other = other.fewer() or functools.partial(_convolved, params=params)
 
     def run(images: Array, kernel: Array) -> list[Array]:
         edges = [(0, 0, 0)] * images.ndim
@@ -189,6 +212,7 @@ def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 def _with(values: Sequence[Any], n: int, value: Any) -> tuple[Any, ...]:
+    """Returns the values with another one in one place."""
     return (*values[:n], value, *values[n + 1 :])
 
 
@@ -222,6 +246,4 @@ class _Joined:
     def given(self, x: Array) -> Array:
         """Returns an array with its axes apart again."""
         order = [axis for group in self.in_order for axis in group]
-        return jnp.transpose(
-            x.reshape([self.shape[a] for a in order]), sorted(range(len(order)), key=order.__getitem__)
-        )
+        return jnp.transpose(x.reshape([self.shape[a] for a in order]), back(order))

@@ -18,7 +18,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.ordered_convolution import OrderedConvolution, back
+from pallasfuse.decompositions.ordered_convolution import OrderedConvolution, back, is_misread
 from pallasfuse.decompositions.writing import wide
 from pallasfuse.jaxpr_frontend.plain_work import is_of_a_library, library_orders, lies_otherwise
 
@@ -113,7 +113,7 @@ def in_order(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     loops and branches, where it computes such convolutions product by product. Sums are in another order then.
     """
     if (
-        _is_misread(eqn)
+        is_misread(eqn.params["padding"])
         or not lies_otherwise(eqn)
         or _products(eqn) < _FEWEST_PRODUCTS
         or eqn.params.get("out_sharding") is not None
@@ -131,7 +131,12 @@ def by_features(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     groups, (batch, *_) = params["batch_group_count"], numbers.lhs_spec
-    if groups == 1 or _is_misread(eqn) or not is_of_a_library(eqn) or _products(eqn) < _FEWEST_PRODUCTS:
+    if (
+        groups == 1
+        or is_misread(eqn.params["padding"])
+        or not is_of_a_library(eqn)
+        or _products(eqn) < _FEWEST_PRODUCTS
+    ):
         return None
     if params.get("out_sharding") is not None or _compat.shape_of(eqn.invars[0])[batch] < groups:
         return None
@@ -159,7 +164,7 @@ def each_group(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     weights = _compat.shape_of(eqn.invars[1])
     if not 1 < groups <= _MOST_GROUPS or min(weights[channels], weights[results] // groups) < _FEWEST_CHANNELS:
         return None
-    if _is_misread(eqn) or not is_of_a_library(eqn) or params.get("out_sharding") is not None:
+    if is_misread(eqn.params["padding"]) or not is_of_a_library(eqn) or params.get("out_sharding") is not None:
         return None
     alone = _ordered(eqn, feature_group_count=1)
 
@@ -168,12 +173,6 @@ def each_group(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return jnp.concatenate([_compat.bind(alone, list(part))[0] for part in parts], axis=-1)
 
     return _brought(eqn, computed)
-
-
-def _is_misread(eqn: JaxprEqn) -> bool:
-    """Does XLA's CPU library read beside the images? It does where padding takes elements away at the low end of a dimension and
-    adds some at the high end (JAX 0.11.2: other numbers each time, or the end of the process)."""
-    return any(low < 0 < high for low, high in eqn.params["padding"])
 
 
 def _products(eqn: JaxprEqn) -> int:
@@ -346,7 +345,7 @@ def of_slices(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     A CPU's library copies windows of three dimensions one element after the other, on one core.
     """
     of = OrderedConvolution.of(eqn)
-    if of is None or len(of.window) != 3 or _is_misread(eqn):
+    if of is None or len(of.window) != 3 or is_misread(eqn.params["padding"]):
         return None
     params, (_, _, first, *_) = eqn.params, of.numbers.out_spec
     taps, step, stride = of.window[0], of.dilated[0], of.strides[0]

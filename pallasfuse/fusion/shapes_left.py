@@ -11,8 +11,8 @@ from itertools import count, pairwise
 
 from pallasfuse.fusion.joined_positions import Pair
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Read, Renamings, reads_in
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.expr import Renamings, reads_in
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, is_reshape
 from pallasfuse.ir.plain_work import Nothing
 from pallasfuse.ir.tensors import Tensor
 
@@ -20,13 +20,6 @@ Region = tuple[str, Axis]
 """A part of a program in which an axis is one and the same, by one of the nests and tensors that have it."""
 
 SHAPE = "another shape of what is stored: it moves nothing"
-
-
-def is_reshape(nest: Nest) -> bool:
-    """Does a nest only copy a tensor, in the order in which its elements are stored?"""
-    return (
-        not nest.is_reduction and not nest.internal and isinstance(nest.body, Read) and nest.body.indices == nest.axes
-    )
 
 
 def reshapes_of(program: LoopProgram, pairs: Set[Pair]) -> dict[str, list[int]]:

@@ -7,6 +7,7 @@ Invariants, checked by `verify`:
 """
 
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,7 +17,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Const, Expr, Read, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.plain_work import Branches, Nothing, PlainWork, Trips, Unknown
+from pallasfuse.ir.plain_work import Branches, Convolution, Nothing, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
@@ -127,7 +128,7 @@ class LoopProgram:
 
 def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
     """Returns a program that costs XLA what this one does: steps of an operation are one, what is picked is looked at alone, a
-    slice of an input is read where it is, and numbers that are known are no operations.
+    slice of an input is read where it is, and numbers that are known are no operations, nor on a GPU reshapes around convolutions.
 
     one_by_one: where an operation has steps (`Nest.internal`), XLA looks at one element after the other, as on a CPU, and computes
     its operand before. Else it is one pass: of a chain of steps the last one stays, and whatever begins one is empty.
@@ -152,7 +153,8 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
     given = _given_to_xla(program)
-    nests = _in_another_shape(_with_numbers(tuple(apart(n) for n in program.nests if n.name not in given)), program)
+    nests = _with_numbers(tuple(apart(n) for n in program.nests if n.name not in given))
+    nests = nests if one_by_one else _with_shapes(nests, program)
     if not given and all(map(operator.is_, nests, program.nests)):
         return program
     return replace(program, inputs=(*program.inputs, *given.values()), nests=nests)
@@ -177,25 +179,32 @@ def _with_numbers(nests: tuple[Nest | External, ...]) -> tuple[Nest | External, 
     return tuple(map(computed, nests))
 
 
-def _in_another_shape(nests: tuple[Nest | External, ...], program: LoopProgram) -> tuple[Nest | External, ...]:
-    """Returns the nests with those that only give another shape to what XLA stores as operations that do nothing.
+def is_reshape(nest: Nest) -> bool:
+    """Does a nest only copy a tensor, in the order in which its elements are stored?"""
+    return (
+        not nest.is_reduction and not nest.internal and isinstance(nest.body, Read) and nest.body.indices == nest.axes
+    )
 
-    XLA stores the results of its operations without nests, and what these take: an input that they alone read in another shape is
-    where it was.
-    """
-    opaque = {n.name for n in nests if isinstance(n, External) and n.work is not None and n.lookup is None}
-    read_by_nests = frozenset[str]().union(*(n.reads for n in nests if n.name not in opaque), program.outputs)
+
+def _with_shapes(nests: tuple[Nest | External, ...], program: LoopProgram) -> tuple[Nest | External, ...]:
+    """Returns the nests with reshapes around convolutions as operations that do nothing: of results that nothing else reads, and of
+    inputs that nothing but convolutions reads. XLA moves nothing for these (compiled for an H100)."""
+    stored = {n.name for n in nests if isinstance(n, External) and isinstance(n.work, Convolution)}
+    readers = Counter(t for n in nests for t in n.reads)
+    by_others = frozenset[str]().union(*(n.reads for n in nests if n.name not in stored), program.outputs)
     inputs = {t.name for t in program.inputs}
 
-    def moved(nest: Nest | External) -> Nest | External:
-        if isinstance(nest, External) or nest.is_reduction or not isinstance(nest.body, Read):
+    def shaped(nest: Nest | External) -> Nest | External:
+        if isinstance(nest, External) or not is_reshape(nest):
             return nest
-        source, is_whole = nest.body.tensor, nest.body.indices == nest.axes and nest.body.dtype == nest.dtype
-        if not is_whole or not (source in opaque or (source in inputs and nest.name not in read_by_nests)):
+        (source,) = nest.reads
+        is_last = source in stored and readers[source] == 1 and source not in program.outputs
+        if not is_last and not (source in inputs and nest.name not in by_others):
             return nest
+        stored.add(nest.name)
         return External(nest.name, nest.axes, nest.dtype, (source,), "another shape", nest.source, work=Nothing())
 
-    return tuple(map(moved, nests))
+    return tuple(map(shaped, nests))
 
 
 def _given_to_xla(program: LoopProgram) -> dict[str, Tensor]:

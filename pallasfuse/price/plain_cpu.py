@@ -125,7 +125,7 @@ _POSITION_NS, _CHANNEL_NS, _AMONG_ZEROS_NS = 8.0, 1.1, 8.0
 
 _WEIGHTS_AMONG_ZEROS_NS = 0.06
 """An operation of the gradient of the weights of a transposed convolution takes so long, on one core, those with zeros among them.
-(Six of one and two dimensions on two cores, 2026-11-30: 0.036 to 0.146.)"""
+(Six of one and two dimensions on two cores, 2026-11-30: 0.036 to 0.146; one of three takes half of its price.)"""
 _ONE_BY_ONE_NS = 0.2
 """An operation of a convolution that no library computes takes so long, on one core: a product and its addition are two. (Three of
 them, 2026-11-29: 0.2 with channels second, 0.13 with zeros between the elements, 1.1 of a gradient of weights; four whose images
@@ -156,9 +156,8 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
         return _priced(alone, moved, device)
     rates = device.matmul_tflop_s
     rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
-    done = work.flops * (
-        work.apart if work.of_weights else 1
-    )  # that of a transposed convolution multiplies the zeros, too
+    # the gradient of the weights of a transposed convolution multiplies the zeros, too
+    done = work.flops * (work.apart if work.of_weights else 1)
     slower = _OF_GROUPS if work.groups > 1 and work.positions > 1 else 1.0
     product = Term("products", done, "flop", slower * done / (rate * device.library.get("convolution", 1.0)))
     if work.of_weights and work.apart > 1:

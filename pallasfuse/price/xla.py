@@ -8,7 +8,7 @@ from pallasfuse.first_time import Later, Recent
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram, as_xla_runs, is_slice
-from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
+from pallasfuse.ir.plain_work import Branches, Nothing, PlainWork, Trips
 from pallasfuse.price import cpu, plain_cpu, plain_gpu
 from pallasfuse.price.gpu_library import (
     OVERLAP,
@@ -125,6 +125,7 @@ def count_xla(
         made,
         read,
     )
+    kernels = [k for k in kernels if not isinstance(k, Opaque) or not isinstance(k.work, Nothing)]
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
 

@@ -86,6 +86,45 @@ def test_windows_that_move_along_all_dimensions_or_none_stay(window):
     assert assert_same(window_axes.along_fewer, convolved, images, kernel) is None
 
 
+@pytest.mark.parametrize("rule", [window_axes.along_fewer, window_axes.beside_each_other])
+def test_padding_that_a_library_misreads_stays_as_it_is(rule):
+    """XLA's CPU library reads beside images along fewer dimensions where padding takes away at one end and adds at the other."""
+    images, kernel = drawn((2, 6, 30, 40, 16), 0), drawn((1, 3, 3, 16, 16), 1)
+    convolved = functools.partial(lax.conv_general_dilated, window_strides=(1, 1, 1), dimension_numbers=LAYOUTS[0])
+    padded = functools.partial(convolved, padding=[(0, 0), (-1, 1), (-1, 1)])
+    assert assert_same(rule, padded, images, kernel) is None
+    one_end = functools.partial(convolved, padding=[(-1, 2), (-1, 0), (-1, 0)])
+    assert assert_same(window_axes.along_fewer, one_end, images, kernel) == 2  # what does not move is padded before
+
+
+def test_one_result_among_zeros_moves():
+    """What a window covers there has zeros in between."""
+    images, kernel = drawn((2, 2, 6, 7, 4), 0), drawn((3, 3, 1, 4, 6), 1)
+    convolved = functools.partial(
+        lax.conv_general_dilated, window_strides=(1, 1, 1), padding=[(0, 0)] * 3, lhs_dilation=(2, 1, 1),
+        dimension_numbers=LAYOUTS[0],
+    )  # fmt: skip
+    assert assert_same(window_axes.along_fewer, convolved, images, kernel) == 2
+
+
+def test_windows_longer_than_their_results_have_no_channels_for_their_elements():
+    images, kernel = drawn((2, 4, 6, 7, 4), 0), drawn((3, 3, 3, 4, 6), 1)
+    convolved = functools.partial(
+        lax.conv_general_dilated, window_strides=(1, 1, 1), padding="VALID", dimension_numbers=LAYOUTS[0]
+    )
+    assert assert_same(window_axes.beside_each_other, convolved, images, kernel) is None
+    assert assert_same(window_axes.beside_each_other, convolved, drawn((2, 5, 6, 7, 4), 0), kernel) == 2
+
+
+def test_no_elements_stay():
+    images, kernel = jnp.zeros((2, 0, 6, 7, 4)), drawn((1, 3, 3, 4, 6), 1)
+    convolved = functools.partial(
+        lax.conv_general_dilated, window_strides=(1, 1, 1), padding="SAME", dimension_numbers=LAYOUTS[0]
+    )
+    for rule in (window_axes.along_fewer, window_axes.beside_each_other):
+        assert assert_same(rule, convolved, images, kernel) is None
+
+
 def test_two_dimensions_stay():
     images, kernel = drawn((2, 6, 7, 4), 0), drawn((1, 3, 4, 6), 1)
     convolved = functools.partial(

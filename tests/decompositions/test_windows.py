@@ -214,6 +214,25 @@ def test_gradients_of_weights_of_transposed_convolutions_are_products(window, st
          rule=windows.few_positions)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("taps", "length", "is_known"),
+    [(17, 9, True), (16, 9, False), (17, 16, True), (17, 17, False), (80, 72, True), (80, 73, False)],
+)
+def test_windows_are_long_and_positions_few(taps, length, is_known):
+    """1, 2, 15, 17, 64 and 66 positions: fewer than elements of a window, of which there are more than 16, and no more than 64."""
+
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,), [(0, 0)], lhs_dilation=(2,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    arrays = drawn((2, length, 3)), drawn((taps, 3, 4), seed=1)
+    (eqn,) = jax.make_jaxpr(run)(*arrays).eqns
+    assert (windows.few_positions(eqn) is not None) == is_known
+    if is_known:
+        same(run, *arrays, rule=windows.few_positions)
+
+
 def test_few_positions_where_windows_lie_beside_the_image():
     """A window that looks only at zeros between and beside the elements gives zeros."""
 

@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax import lax
 
@@ -12,6 +13,7 @@ from benchmarks import film_convolutions
 from pallasfuse import _compat, device
 from pallasfuse.decompositions import window_axes
 from pallasfuse.decompositions.writing import traced_as
+from pallasfuse.ir.loop_program import as_xla_runs
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
 from pallasfuse.targets import XLA_CPU
@@ -124,3 +126,56 @@ def test_gradients_of_weights_of_transposed_convolutions_on_two_cores(images, wi
     assert decomposed is not written
     for jaxpr, ms in zip((written, decomposed), measured_ms, strict=True):
         assert 0.4 < price_us(jaxpr, XLA_CPU.device) / 1e3 / ms < 2.5
+
+
+def flat(x, w):
+    """A convolution of pictures."""
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def on_h200_us(function, *shapes):
+    return price_us(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, "bfloat16") for s in shapes)))
+
+
+PICTURES, FILMS, KERNEL = (64, 56, 56, 64), (8, 8, 56, 56, 64), (3, 3, 64, 64)
+
+
+def test_shapes_around_convolutions_cost_nothing():
+    alone = on_h200_us(flat, PICTURES, KERNEL)
+    assert on_h200_us(lambda x, w: flat(x, w).reshape(FILMS), PICTURES, KERNEL) == alone
+    assert on_h200_us(lambda x, w: flat(x.reshape(PICTURES), w), FILMS, KERNEL) == alone
+    chained = on_h200_us(lambda x, w: jax.nn.relu(flat(x, w).reshape(FILMS).reshape(64, -1)), PICTURES, KERNEL)
+    assert chained == pytest.approx(on_h200_us(lambda x, w: jax.nn.relu(flat(x, w)), PICTURES, KERNEL), rel=0.02)
+
+
+def test_shapes_of_what_others_read_are_as_they_were():
+    """Where XLA computes several things of a result in one kernel, none of them reads it by itself."""
+
+    def both(shape):
+        def run(x, w):
+            made = flat(x, w)
+            return jax.nn.relu(made.reshape(shape)), jnp.tanh(made)
+
+        return run
+
+    assert on_h200_us(both(FILMS), PICTURES, KERNEL) <= 1.01 * on_h200_us(both(PICTURES), PICTURES, KERNEL)
+
+
+def test_shapes_are_found_at_once():
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in (FILMS, KERNEL)]
+    program = convert(
+        flatten(jax.make_jaxpr(lambda x, w: flat(x.reshape(PICTURES), w).reshape(FILMS))(*shapes))
+    ).program
+    once = as_xla_runs(program, one_by_one=False)
+    assert once is not program and as_xla_runs(once, one_by_one=False) is once
+    assert as_xla_runs(program, one_by_one=True) is program
+
+
+def test_few_channels_of_films_fill_a_step():
+    def matrix_us(channels):
+        eqn = convolved((4, 16, 112, 112, channels), (3, 3, 3), 64, (1, 1, 1))
+        written = traced_as(eqn, lambda *operands: _compat.bind(eqn, operands), eqn.invars)
+        terms = price_xla(convert(flatten(written)).program, H200).terms
+        return next(t.us for t in terms if t.name == "matrix units")
+
+    assert matrix_us(3) == matrix_us(16) < matrix_us(17)
