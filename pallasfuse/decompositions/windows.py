@@ -397,20 +397,20 @@ def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     if images != of.groups or not 1 <= math.prod(counts) <= min(MOST_TERMS, math.prod(of.window)):
         return None
 
-    def at(position: Sequence[int], x: Array, w: Array) -> Array:
-        for n, place in enumerate(position):
-            inside, taps = of.meeting(n, place, x.shape[1 + n])
-            x = lax.slice_in_dim(x, inside.start, inside.stop, inside.step, axis=1 + n)
-            w = lax.slice_in_dim(w, taps.start, taps.stop, taps.step, axis=1 + n)
-        return jnp.sum(x.astype(of.summed) * w.astype(of.summed), axis=range(w.ndim - 2))
+    several = of.results // of.groups
+    edges = [(low, high, step - 1) for (low, high), step in zip(of.padding, of.between, strict=True)]
 
     def run(images: Array, kernel: Array) -> list[Array]:
         batch, feature, *spatial = of.numbers.lhs_spec
         results, channels, *window = of.numbers.rhs_spec
-        x = jnp.transpose(images, (feature, *spatial, batch))[..., None]
-        w = jnp.transpose(kernel, (channels, *window, results))
-        w = w.reshape(*w.shape[:-1], of.groups, of.results // of.groups)
-        found = jnp.stack([at(p, x, w) for p in itertools.product(*map(range, counts))])
+        x = jnp.transpose(images, (feature, *spatial, batch)).astype(of.summed)
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+        w = jnp.transpose(kernel, (channels, *window, results)).astype(of.summed)
+        # parts of one length, and no axis of one element at the end: XLA's CPU backend adds up vectors then
+        parts = [of.window_at(x, p) for p in itertools.product(*map(range, counts))]
+        if several > 1:
+            parts, w = [part[..., None] for part in parts], w.reshape(*w.shape[:-1], of.groups, several)
+        found = jnp.stack([jnp.sum(part * w, axis=range(1 + len(counts))) for part in parts])
         return [of.placed(found.reshape(1, *counts, of.results))]
 
     return run
