@@ -39,7 +39,7 @@ _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns after a first one that does not count, and calls in each, by which the kernels of such programs are compared."""
 _KERNEL_SAMPLES = 20
 """So many samples of each program are needed, by more turns where a turn gives one: fewer tell only what is far apart."""
-_LITTLE_BYTES, _LITTLE_SHARE = 64 << 20, 256
+_LITTLE_BYTES, _PARTS_OF_FREE = 64 << 20, 256
 """Nobody minds a program that takes so much more memory than another, however little that is; nor where that is less than one of so
 many parts of the memory that is free (a judgement)."""
 
@@ -98,7 +98,7 @@ def compare(
     compiled = partial(_compiled, avals=avals, device=device, executables=executables or Executables())
     programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
-    little = max(_LITTLE_BYTES, (samples.free_bytes(device) or 0) // _LITTLE_SHARE)
+    little = max(_LITTLE_BYTES, (samples.free_bytes(device) or 0) // _PARTS_OF_FREE)
     too_large = _too_large(programs, most_memory if runs_up_to is None else runs_up_to, little)
     larger = frozenset(_too_large(programs, most_memory, little)).difference(too_large)
     usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}

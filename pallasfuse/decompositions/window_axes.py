@@ -29,7 +29,7 @@ _EACH, _ALL, _MOVING = "each position by itself", "all positions together", "mov
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """A convolution by its parameters and shapes, which need not be those of an equation."""
+    """Describes a convolution by its parameters and shapes, which need not be those of an equation."""
 
     params: Mapping[str, Any]
     images: tuple[int, ...]
@@ -40,23 +40,23 @@ class _Convolution:
     def of(cls, eqn: JaxprEqn) -> "_Convolution | None":
         """Returns the convolution of an equation; None where it has no elements, or is along few dimensions."""
         images, kernel, result = (_compat.shape_of(a) for a in (*eqn.invars, eqn.outvars[0]))
-        is_small = len(eqn.params["window_strides"]) < _FEWEST_DIMENSIONS
-        if is_small or eqn.params.get("out_sharding") is not None or 0 in (*images, *kernel, *result):
+        has_few = len(eqn.params["window_strides"]) < _FEWEST_DIMENSIONS
+        if has_few or eqn.params.get("out_sharding") is not None or 0 in (*images, *kernel, *result):
             return None
         return cls(eqn.params, images, kernel, result)
 
     @property
     def numbers(self) -> Any:
-        """The dimensions of both operands and the result that are images, channels, and positions, as JAX has them."""
+        """Says which axes of both operands and the result are images, channels, and positions, as JAX has it."""
         return self.params["dimension_numbers"]
 
     @property
     def in_memory(self) -> list[int]:
-        """The dimensions along which windows may move, in the order in which they lie in the images."""
+        """Returns the dimensions along which windows may move, in the order in which they lie in the images."""
         return sorted(range(len(self.params["window_strides"])), key=lambda n: self.numbers.lhs_spec[2 + n])
 
     def taps(self, n: int) -> int:
-        """The elements of a window along a dimension."""
+        """Counts the elements of a window along a dimension."""
         return self.kernel[int(self.numbers.rhs_spec[2 + n])]
 
     def kind(self, n: int) -> str:
@@ -86,29 +86,24 @@ class _Convolution:
         """
         count = len(self.params["window_strides"])
         kinds = [self.kind(n) for n in range(count)]
-        runs = [
-            run
+        groups = [
+            group
             for kind, same in groupby(self.in_memory, key=kinds.__getitem__)
-            for run in ([[n] for n in same] if kind == _MOVING else [list(same)])
+            for group in ([[n] for n in same] if kind == _MOVING else [list(same)])
         ]
-        still = [run for run in runs if kinds[run[0]] != _MOVING]
+        fixed = [group for group in groups if kinds[group[0]] != _MOVING]
         # the first dimensions lie beside the images; of others, one has to be brought there if that is what it takes
-        first = next((run for run in still if run is runs[0] or len(runs) == count), [])
-        left = [run for run in runs if run is not first]
-        return None if not left or len(left) == count or self.is_misread else (first, left)
-
-    @property
-    def is_misread(self) -> bool:
-        """Would XLA's CPU library read beside the images, along fewer than three dimensions?"""
-        moving = (n for n in self.in_memory if self.kind(n) == _MOVING)
-        return is_misread([self.params["padding"][n] for n in moving])
+        first = next((group for group in fixed if group is groups[0] or len(groups) == count), [])
+        left = [group for group in groups if group is not first]
+        reads_beside = is_misread([self.params["padding"][n] for n in range(count) if kinds[n] == _MOVING])
+        return None if not left or len(left) == count or reads_beside else (first, left)
 
     def fewer(self) -> Callable[[Array, Array], Array] | None:
         """Returns what computes the convolution along fewer dimensions; None as of `joins`."""
-        found = self.joins()
-        if found is None:
+        joins = self.joins()
+        if joins is None:
             return None
-        (first, runs), numbers = found, self.numbers
+        (first, groups), numbers = joins, self.numbers
         ends, inside = [(0, 0, 0)] * len(self.result), list(self.result)
         for n in self.in_memory:
             if self.kind(n) == _EACH and self.params["window_strides"][n] == 1:
@@ -118,14 +113,14 @@ class _Convolution:
 
         def joined(spec: Sequence[int], beside: int, shape: Sequence[int]) -> _Joined:
             """Joins the axes of an array: the first dimensions with what is first or second in the specification of its axes."""
-            axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in dimensions] for dimensions in runs)]
+            axes = [[spec[0]], [spec[1]], *([spec[2 + n] for n in group] for group in groups)]
             axes[beside] += [spec[2 + n] for n in first]
             return _Joined(axes, tuple(shape))
 
         def along(name: str) -> list[Any]:
             """Returns a parameter along each dimension that is left."""
-            still = (0, 0) if name == "padding" else 1
-            return [self.params[name][n] if self.kind(n) == _MOVING else still for n, *_ in runs]
+            plain = (0, 0) if name == "padding" else 1
+            return [self.params[name][n] if self.kind(n) == _MOVING else plain for n, *_ in groups]
 
         params = {**self.params, **{name: along(name) for name in _ALONG}}
 
@@ -187,13 +182,13 @@ def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return None
     image_axis, kernel_axis, channels = numbers.lhs_spec[2 + n], numbers.rhs_spec[2 + n], numbers.rhs_spec[1]
     stride, step = of.params["window_strides"][n], of.params["rhs_dilation"][n]
-    images, kernel = list(of.images), list(of.kernel)
-    images[image_axis], kernel[kernel_axis] = count, 1
-    images[numbers.lhs_spec[1]] = kernel[channels] = taps * kernel[channels]
-    still = {"window_strides": 1, "padding": (0, 0), "lhs_dilation": 1, "rhs_dilation": 1}
-    params = {**of.params, **{name: _with(of.params[name], n, value) for name, value in still.items()}}
-    other = _Convolution(params, tuple(images), tuple(kernel), of.result)
-    if other.is_misread:
+    image_shape, kernel_shape = list(of.images), list(of.kernel)
+    image_shape[image_axis], kernel_shape[kernel_axis] = count, 1
+    image_shape[numbers.lhs_spec[1]] = kernel_shape[channels] = taps * kernel_shape[channels]
+    along_it = {"window_strides": 1, "padding": (0, 0), "lhs_dilation": 1, "rhs_dilation": 1}
+    params = {**of.params, **{name: _with(of.params[name], n, value) for name, value in along_it.items()}}
+    other = _Convolution(params, tuple(image_shape), tuple(kernel_shape), of.result)
+    if is_misread(params["padding"]):
         return None
     run_other = other.fewer() or functools.partial(_convolved, params=params)
 
@@ -223,7 +218,7 @@ def _padded(x: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """The axes of an array, of which some are joined to one where the first of them is."""
+    """Joins axes of an array to one where the first of them is, and takes them apart again."""
 
     groups: list[list[int]]
     """The axes that are one, in the order of a specification of a convolution's dimensions: a group for each."""

@@ -77,7 +77,8 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Iterable[Array]) ->
 
 
 def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution whose groups have few channels, as a sum of shifted arrays times weights; None where it has too many terms."""
+    """Returns what computes a convolution whose groups have few channels as a sum of shifted arrays times weights, with the zeros
+    between the elements of images, if there are some; None where it has too many terms."""
     of = OrderedConvolution.of(eqn, zeros_between=True)
     if of is None or not 2 <= math.prod(of.window) * of.channels <= MOST_TERMS:
         return None

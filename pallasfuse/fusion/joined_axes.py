@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, count, pairwise
 
 from pallasfuse.fusion.joined_positions import Pair, in_order, with_joined_positions
-from pallasfuse.fusion.shapes_left import SHAPE, as_left, needed_reshapes, reshapes_of, with_own_axes
+from pallasfuse.fusion.shapes_left import as_left, needed_reshapes, reshapes_of, with_own_axes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, positions_in, read, reads_in, rebuild, with_args
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, is_reshape, verify
+from pallasfuse.ir.loop_program import SHAPE, External, LoopProgram, Nest, is_reshape, verify
 from pallasfuse.price.xla_reductions import is_product
 
 

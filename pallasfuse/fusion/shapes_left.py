@@ -19,8 +19,6 @@ from pallasfuse.ir.tensors import Tensor
 Region = tuple[str, Axis]
 """A part of a program in which an axis is one and the same, by one of the nests and tensors that have it."""
 
-SHAPE = "another shape of what is stored: it moves nothing"
-
 
 def reshapes_of(program: LoopProgram, pairs: Set[Pair]) -> dict[str, list[int]]:
     """Returns the reshapes whose results have some of these pairs of axes side by side, each with the places of pairs."""

@@ -179,6 +179,9 @@ def _with_numbers(nests: tuple[Nest | External, ...]) -> tuple[Nest | External, 
     return tuple(map(computed, nests))
 
 
+SHAPE = "another shape of what is stored: it moves nothing"
+
+
 def is_reshape(nest: Nest) -> bool:
     """Does a nest only copy a tensor, in the order in which its elements are stored?"""
     return (
@@ -189,20 +192,20 @@ def is_reshape(nest: Nest) -> bool:
 def _with_shapes(nests: tuple[Nest | External, ...], program: LoopProgram) -> tuple[Nest | External, ...]:
     """Returns the nests with reshapes around convolutions as operations that do nothing: of results that nothing else reads, and of
     inputs that nothing but convolutions reads. XLA moves nothing for these (compiled for an H100)."""
-    stored = {n.name for n in nests if isinstance(n, External) and isinstance(n.work, Convolution)}
+    around = {n.name for n in nests if isinstance(n, External) and isinstance(n.work, Convolution)}
     readers = Counter(t for n in nests for t in n.reads)
-    by_others = frozenset[str]().union(*(n.reads for n in nests if n.name not in stored), program.outputs)
+    by_others = frozenset[str]().union(*(n.reads for n in nests if n.name not in around), program.outputs)
     inputs = {t.name for t in program.inputs}
 
     def shaped(nest: Nest | External) -> Nest | External:
         if isinstance(nest, External) or not is_reshape(nest):
             return nest
         (source,) = nest.reads
-        is_last = source in stored and readers[source] == 1 and source not in program.outputs
+        is_last = source in around and readers[source] == 1 and source not in program.outputs
         if not is_last and not (source in inputs and nest.name not in by_others):
             return nest
-        stored.add(nest.name)
-        return External(nest.name, nest.axes, nest.dtype, (source,), "another shape", nest.source, work=Nothing())
+        around.add(nest.name)
+        return External(nest.name, nest.axes, nest.dtype, (source,), SHAPE, nest.source, work=Nothing())
 
     return tuple(map(shaped, nests))
 

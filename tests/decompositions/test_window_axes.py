@@ -93,6 +93,8 @@ def test_padding_that_a_library_misreads_stays_as_it_is(rule):
     convolved = functools.partial(lax.conv_general_dilated, window_strides=(1, 1, 1), dimension_numbers=LAYOUTS[0])
     padded = functools.partial(convolved, padding=[(0, 0), (-1, 1), (-1, 1)])
     assert assert_same(rule, padded, images, kernel) is None
+    beside = functools.partial(convolved, padding=[(1, 1), (-1, 1), (0, 0)])
+    assert assert_same(window_axes.beside_each_other, beside, images, drawn((3, 1, 1, 16, 16), 1)) is None
     one_end = functools.partial(convolved, padding=[(-1, 2), (-1, 0), (-1, 0)])
     assert assert_same(window_axes.along_fewer, one_end, images, kernel) == 2  # what does not move is padded before
 

@@ -129,7 +129,7 @@ def test_gradients_of_weights_of_transposed_convolutions_on_two_cores(images, wi
 
 
 def flat(x, w):
-    """A convolution of pictures."""
+    """Convolves pictures."""
     return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
