@@ -10,11 +10,11 @@ import pytest
 import pallasfuse as pf
 from pallasfuse.first_time import known
 from pallasfuse.fusion.joined_axes import joined, joins_of, with_joined_axes
-from pallasfuse.fusion.shapes_left import SHAPE, as_left, is_reshape, with_own_axes
+from pallasfuse.fusion.shapes_left import as_left, with_own_axes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import add, apply, const, index, mul, read, select
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
+from pallasfuse.ir.loop_program import SHAPE, External, LoopProgram, Nest, is_reshape, verify
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
