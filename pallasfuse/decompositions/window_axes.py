@@ -9,7 +9,7 @@ and what is zero for lack of images stays zero where a weight is infinite or not
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -29,7 +29,10 @@ _EACH, _ALL, _MOVING = "each position by itself", "all positions together", "mov
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """Describes a convolution by its parameters and shapes, which need not be those of an equation."""
+    """Describes a convolution by its parameters and shapes, which need not be those of an equation.
+
+    Its dimensions stay where they lie: `OrderedConvolution` is for those who bring them into one order.
+    """
 
     params: Mapping[str, Any]
     images: tuple[int, ...]
@@ -187,9 +190,9 @@ def beside_each_other(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     image_shape[numbers.lhs_spec[1]] = kernel_shape[channels] = taps * kernel_shape[channels]
     along_it = {"window_strides": 1, "padding": (0, 0), "lhs_dilation": 1, "rhs_dilation": 1}
     params = {**of.params, **{name: _with(of.params[name], n, value) for name, value in along_it.items()}}
-    other = _Convolution(params, tuple(image_shape), tuple(kernel_shape), of.result)
     if is_misread(params["padding"]):
         return None
+    other = _Convolution(params, tuple(image_shape), tuple(kernel_shape), of.result)
     run_other = other.fewer() or functools.partial(_convolved, params=params)
 
     def run(images: Array, kernel: Array) -> list[Array]:
@@ -223,22 +226,28 @@ class _Joined:
     groups: list[list[int]]
     """The axes that are one, in the order of a specification of a convolution's dimensions: a group for each."""
     shape: tuple[int, ...]
-    in_order: list[list[int]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "in_order", sorted(self.groups))
+    @property
+    def in_order(self) -> list[list[int]]:
+        """Returns the groups in the order of the axes that they become."""
+        return sorted(self.groups)
+
+    @property
+    def order(self) -> list[int]:
+        """Returns the axes as they lie where those of a group are side by side."""
+        return [axis for group in self.in_order for axis in group]
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The axis that each group has become."""
+        """Returns the axis that each group has become."""
         return tuple(map(self.in_order.index, self.groups))
 
     def taken(self, x: Array) -> Array:
         """Returns an array with its axes joined."""
-        order = [axis for group in self.in_order for axis in group]
-        return jnp.transpose(x, order).reshape([math.prod(self.shape[a] for a in group) for group in self.in_order])
+        return jnp.transpose(x, self.order).reshape(
+            [math.prod(self.shape[a] for a in group) for group in self.in_order]
+        )
 
     def given(self, x: Array) -> Array:
         """Returns an array with its axes apart again."""
-        order = [axis for group in self.in_order for axis in group]
-        return jnp.transpose(x.reshape([self.shape[a] for a in order]), back(order))
+        return jnp.transpose(x.reshape([self.shape[a] for a in self.order]), back(self.order))

@@ -4,8 +4,8 @@ XLA looks at the elements of a window one by one where it has no library for it:
 is a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. It
 writes out the holes of windows as zeros, which its libraries multiply, beside padding that differs at both ends; and they do
 not see that windows that do not overlap are rows of one product, nor that long ones at a few positions are. Some only have their
-dimensions, or their groups, where its library has them. The order of sums changes, and a sum of nothing but minus zeros keeps its
-sign.
+dimensions, or their groups, where its library has them. The order of sums changes, a sum of nothing but minus zeros keeps its
+sign, and an infinite factor of a zero beside or between images may give no number.
 """
 
 import itertools
@@ -77,8 +77,10 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Iterable[Array]) ->
 
 
 def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """Returns what computes a convolution whose groups have few channels as a sum of shifted arrays times weights, with the zeros
-    between the elements of images, if there are some; None where it has too many terms."""
+    """Returns what computes a convolution whose groups have few channels as a sum of shifted arrays times weights.
+
+    There may be zeros between the elements of images. None where it has too many terms.
+    """
     of = OrderedConvolution.of(eqn, zeros_between=True)
     if of is None or not 2 <= math.prod(of.window) * of.channels <= MOST_TERMS:
         return None
@@ -407,7 +409,7 @@ def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         x = jnp.transpose(images, (feature, *spatial, batch)).astype(of.summed)
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
         w = jnp.transpose(kernel, (channels, *window, results)).astype(of.summed)
-        # parts of one length, and no axis of one element at the end: XLA's CPU backend adds up vectors then
+        # parts of one length: sums of 31 of different lengths took ten times as long on two cores
         parts = [of.window_at(x, p) for p in itertools.product(*map(range, counts))]
         if several > 1:
             parts, w = [part[..., None] for part in parts], w.reshape(*w.shape[:-1], of.groups, several)

@@ -190,8 +190,11 @@ def is_reshape(nest: Nest) -> bool:
 
 
 def _with_shapes(nests: tuple[Nest | External, ...], program: LoopProgram) -> tuple[Nest | External, ...]:
-    """Returns the nests with reshapes around convolutions as operations that do nothing: of results that nothing else reads, and of
-    inputs that nothing but convolutions reads. XLA moves nothing for these (compiled for an H100)."""
+    """Returns the nests with reshapes around convolutions as operations that do nothing.
+
+    They are those of results that nothing else reads, and of inputs that nothing but convolutions reads: XLA starts no kernel for
+    them (layers of films, run on an H200).
+    """
     around = {n.name for n in nests if isinstance(n, External) and isinstance(n.work, Convolution)}
     readers = Counter(t for n in nests for t in n.reads)
     by_others = frozenset[str]().union(*(n.reads for n in nests if n.name not in around), program.outputs)

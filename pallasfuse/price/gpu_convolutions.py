@@ -32,9 +32,9 @@ _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
 _TURNED_BYTE_US, _XLA_TURNS_US, _XLA_TURNS_ELEMENT_US = 0.68, 10.0, 1.85
-"""What windows of three dimensions read and write is copied to another order by the library: so long it takes for a million bytes.
-Where images or results lie in another order in the program, XLA copies them, too: so long that takes to start, and for a million
-elements. (100 convolutions and gradients in both types on an H200, `xla_alone.py films`.)"""
+"""The library takes so long to copy a million bytes to another order, of all that windows of three dimensions read and write.
+XLA copies them, too, where images or results lie in another order in the program: it takes so long to start that, and so long for a
+million elements. (106 convolutions and gradients in both types on an H200, `xla_alone.py films`.)"""
 
 
 def convolution_on_gpu(work: Convolution, device: Device) -> Price:

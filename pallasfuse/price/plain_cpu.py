@@ -121,8 +121,6 @@ _POSITION_NS, _CHANNEL_NS, _AMONG_ZEROS_NS = 8.0, 1.1, 8.0
 1 to 64 channels on two cores, 2026-11-29, nine are priced at 0.66 to 1.18 of what they took; windows of 1 x 3 x 3 in 3 channels at
 0.43.) Where zeros stand between the elements of an image, every element of a window takes longer, those that meet zeros, too.
 (Three such gradients of 8 to 64 channels on two cores, 2026-11-30: 6.5 to 11.)"""
-
-
 _WEIGHTS_AMONG_ZEROS_NS = 0.06
 """An operation of the gradient of the weights of a transposed convolution takes so long, on one core, those with zeros among them.
 (Six of one and two dimensions on two cores, 2026-11-30: 0.036 to 0.146; one of three takes half of its price.)"""

@@ -118,8 +118,10 @@ ONE_KERNEL = Price(1.01, (Term("kernels", 1, "", 1.0),))
 def count_xla(
     program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
 ) -> Price:
-    """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic; what does nothing
-    is none."""
+    """Counts the nests that are kernels of their own in the simplest compiler, and adds a trifle for their traffic.
+
+    What does nothing is none.
+    """
     kernels = xla_kernels(
         as_xla_runs(program, one_by_one=False),
         Habits(duplicates_maps=True, longest_row=0, shares_reads=False),

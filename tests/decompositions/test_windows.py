@@ -245,6 +245,14 @@ def test_few_positions_where_windows_lie_beside_the_image():
     same(run, drawn((2, 18, 3)), drawn((17, 3, 4), seed=1), rule=windows.few_positions)
 
 
+def of_channels(window, times, numbers):
+    """Returns how many channels there are, images of them, and so many windows for each."""
+    channels = 6
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 1, "O": channels * times}.get(d) or dims[d] for d in numbers[1]], seed=1)
+    return channels, drawn([{"N": 3, "C": channels}.get(d) or 17 for d in numbers[0]]), kernel
+
+
 @pytest.mark.parametrize(
     ("window", "strides", "dilated", "padding", "times", "numbers"),
     [
@@ -256,10 +264,7 @@ def test_few_positions_where_windows_lie_beside_the_image():
     ],
 )
 def test_gradients_of_the_weights_of_channels_are_sums(window, strides, dilated, padding, times, numbers):
-    channels = 6
-    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
-    kernel = drawn([{"I": 1, "O": channels * times}.get(d) or dims[d] for d in numbers[1]], seed=1)
-    images = drawn([{"N": 3, "C": channels}.get(d) or 17 for d in numbers[0]])
+    channels, images, kernel = of_channels(window, times, numbers)
 
     def convolved(w):
         return lax.conv_general_dilated(
@@ -283,10 +288,7 @@ def test_gradients_of_the_weights_of_channels_are_sums(window, strides, dilated,
 )
 def test_gradients_of_the_images_of_channels_have_zeros_between_them(window, strides, padding, times, numbers):
     """Windows with a step: XLA's CPU backend took 50 to 100 times as long for two of them."""
-    channels = 6
-    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
-    kernel = drawn([{"I": 1, "O": channels * times}.get(d) or dims[d] for d in numbers[1]], seed=1)
-    images = drawn([{"N": 3, "C": channels}.get(d) or 17 for d in numbers[0]])
+    channels, images, kernel = of_channels(window, times, numbers)
 
     def convolved(x):
         return lax.conv_general_dilated(
