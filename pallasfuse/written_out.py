@@ -20,6 +20,7 @@ from typing import Any
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions import Decomposer, Rule, WithKernels
+from pallasfuse.decompositions.complex_numbers import in_parts
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.executables import Function, executables_of_task, is_shortage
@@ -27,7 +28,7 @@ from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend import called, flatten, fused_calls
+from pallasfuse.jaxpr_frontend import called, flatten, fused_calls, left_by_user
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
@@ -57,6 +58,7 @@ H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not meas
 _OPERATIONS = "operations in parts"
 _BY_DATA = frozenset({"scatter-add"})
 """Operations that take longer or shorter by the numbers that they are given. A check cannot draw those that a program computes."""
+_IN_PARTS = "complex numbers in parts"
 _ALSO_BY_PRICE = f"{_OPERATIONS}, by their prices where data decides"
 _FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
@@ -106,10 +108,20 @@ def forms(
         less = replace(decomposer, clock=partial(clock, within_memory=True), _known={}).of(jaxpr)
         words = f"{_OPERATIONS}, but for those that take more memory"
         others |= {words: less, **unrolled(less, "" if less is jaxpr else words)}
+    apart, _ = in_parts(jaxpr, device, partial(_may, exclude))
+    if apart is not jaxpr:
+        if measure:
+            _compile_operations_ahead(decomposer, apart, at_hand)
+        others[_IN_PARTS] = decomposer.of(apart)
     for words, form in others.items():
         if form is not jaxpr and whole_key(form) not in map(whole_key, found.values()):
             found[words] = form
     return found
+
+
+def _may(exclude: Sequence[str], eqn: JaxprEqn) -> bool:
+    """May an equation be written in another way, or has the user left it to XLA?"""
+    return left_by_user(eqn, tuple(exclude)) is None
 
 
 def _compile_operations_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any) -> None:
@@ -131,6 +143,10 @@ def surely_faster(
     spares: products and concatenations in bodies of loops stay as they are, for kernels that they take part in there.
     """
     device = target.device
+    apart, saved_us = in_parts(jaxpr, device, partial(_may, exclude))
+    if apart is not jaxpr:
+        with contextlib.suppress(Exception):  # a program must not fail because of a form of it
+            jaxpr = apart if saved_us >= (device.price_error - 1) * priced_us(apart, device) else jaxpr
     decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
     spared = frozenset(_OF_KERNELS if spares else ())
     return unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)

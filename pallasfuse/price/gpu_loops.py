@@ -14,7 +14,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.gpu_library import CACHED_SHARE, KEPT_OPERANDS, OVERLAP, STREAMED, launch, memory_us
-from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.operations import Operations, count, executed, new_instructions
 from pallasfuse.price.scattered import cached_read, read_from_memory
 from pallasfuse.price.stored_terms import neighbours_of_a_thread
 from pallasfuse.price.terms import Price, Term
@@ -71,6 +71,28 @@ def operations_of(bodies: Sequence[Expr]) -> Operations:
     return count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), set())
 
 
+def _at_each_point(fusion: LoopFusion) -> Operations:
+    """Returns the operations of a kernel without rows that are kept.
+
+    A thread computes all that its elements come from, also what others compute too, as their elements come from it as well: it does
+    so once for neighbours along the last axis that it has at once. What depends on no tensor costs as little as it may.
+    """
+    found, seen = Operations(), set[Expr]()
+    for root, body in zip(fusion.roots, fusion.bodies, strict=True):
+        space = frozenset((*root.axes, *root.reduced))
+        last = frozenset((root.axes if fusion.reduces_columns or not root.reduced else root.reduced)[-1:])
+        at_once = math.gcd(volume(last), _VECTOR)
+
+        def points(axes: frozenset[Axis], space: frozenset[Axis] = space, last: frozenset[Axis] = last,
+                   at_once: int = at_once) -> float:  # fmt: skip
+            return volume(space | axes) / (1 if last <= axes else at_once)
+
+        nodes = list(postorder(body))
+        found += executed(new_instructions((n for n in nodes if n.tensors), seen), points)
+        found += executed(new_instructions(nodes, seen), lambda axes: float(volume(axes)))
+    return found
+
+
 def computed(work: Operations, device: Device) -> tuple[Term, Term]:
     """Returns the terms of operations in a loop."""
     vector = Term("vector units", work.in_full, "op", 1e-3 * work.in_full / device.vector_gop_s)
@@ -85,7 +107,7 @@ def read_again(moved: float, device: Device) -> Term:
 
 def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     """Returns the price of a kernel of maps and reductions."""
-    own_work = operations_of(fusion.bodies)
+    own_work = operations_of(fusion.bodies) if fusion.is_row else _at_each_point(fusion)
     work = own_work + Operations(
         sum(map(_reducing, fusion.roots)) + fusion.window_operations + _loads(fusion) + _divided(fusion)
     )

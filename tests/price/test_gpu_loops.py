@@ -210,3 +210,28 @@ def test_threads_turn_bytes_for_the_matrix_units(left, right, m, k, n, measured)
     schedule = "kernel { i:128@grid k:128@grid ( j:128~3 ( t0 ) t5 ) } [warps=8]"
     plan = make_plan(jax.make_jaxpr(scaled)(*structs, struct(n)), TRITON.on(H100), FuseOptions(schedule=schedule))
     assert plan.kernels[0].price.us == pytest.approx(measured, rel=0.25)
+
+
+def test_a_thread_computes_all_that_its_elements_come_from():
+    """What is computed along fewer axes is computed for each element that comes from it, but once for neighbours of a thread."""
+
+    def operations(function, *arguments):
+        terms = {t.name: t.amount for t in price(function, *arguments).terms}
+        return terms["vector units"]
+
+    row, column, both = struct(512), struct(512, 1), struct(512, 512)
+
+    def along_rows(x, y):
+        return jnp.log1p(x) + y
+
+    whole = operations(along_rows, both, both)
+    assert operations(along_rows, row, both) == pytest.approx(whole, rel=0.1)
+    few = operations(along_rows, column, both)
+    assert operations(jnp.add, both, both) < few < 0.5 * whole
+
+    def sums(x, y):
+        return jnp.sum((x * x + 1) * (x * x - 2) * y, 1)
+
+    each = operations(sums, both, both)
+    assert operations(sums, row, both) > 0.85 * each  # a row is loaded once less
+    assert operations(sums, column, both) < 0.8 * each
