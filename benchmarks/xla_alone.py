@@ -255,8 +255,19 @@ def convolutions(platform: str) -> Iterator[Case]:
 
 def sorts(platform: str) -> Iterator[Case]:
     """Yields rows that are sorted."""
-    for number, length in ((64, 1000), (1, 1 << 20), (4096, 128), (16, 65536), (256, 4096), (30000, 16), (64, 50257)):
-        shape = (-(-number // SHORTER[platform]), length)
+    short = (64, 1000), (4096, 128), (256, 4096), (30000, 16)
+    long = (
+        (1, 1 << 20),
+        (2, 1 << 20),
+        (16, 65536),
+        (16, 1 << 18),
+        (64, 50257),
+        (112, 20000),
+        (112, 40000),
+        (300, 20000),
+        (1000, 24000),
+    )
+    for shape in dict.fromkeys((-(-number // SHORTER[platform]), length) for number, length in short + long):
         for dtype in ("float32", "int32", "bfloat16"):
             yield case("sorts", "stable", lambda x: jnp.sort(x, -1), (shape, dtype))
         yield case("sorts", "any order", lambda x: lax.sort(x, dimension=1, is_stable=False), (shape, "float32"))

@@ -191,6 +191,20 @@ def test_positions_are_sorted_with_keys_that_keep_their_order(function, shape, d
 
 
 @pytest.mark.parametrize(
+    ("function", "shape", "dtype", "measured"),
+    [
+        (jnp.sort, (64, 50257), "float32", 321.8), (jnp.sort, (112, 20000), "float32", 134.8),
+        (jnp.sort, (112, 40000), "int32", 120.0), (jnp.sort, (300, 20000), "int32", 166.8),
+        (jnp.sort, (1000, 24000), "bfloat16", 488.2), (jnp.argsort, (112, 40000), "float32", 489.6),
+        (jnp.argsort, (1000, 24000), "float32", 1747.0), (jnp.sort, (16, 1 << 18), "int32", 820.1),
+    ],
+)  # fmt: skip
+def test_one_block_sorts_each_of_several_rows(function, shape, dtype, measured):
+    found = price_xla(program(function, struct(*shape, dtype=dtype)), device.find("NVIDIA H200", "gpu")).us
+    assert found == pytest.approx(measured, rel=0.36)
+
+
+@pytest.mark.parametrize(
     ("left", "right", "m", "k", "n", "measured"),
     [
         ("mk", "kn", 1000, 5504, 2048, 137.3), ("mk", "nk", 1000, 5504, 2048, 26.6),
