@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import groupby, takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,10 +12,11 @@ from jax import numpy as jnp
 from jax.interpreters import mlir
 
 from pallasfuse import _compat, lowered_once
+from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse._compat import Literal as JaxprLiteral
-from pallasfuse._compat import Var
 from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.decisions import Original, Phase
+from pallasfuse.decompositions import fourier_turns
 from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.first_time import Recent
@@ -170,11 +172,23 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
                 result = _of_shape(found[name], _compat.shape_of(variable[name]), step.target)
                 values[variable[name]] = constrained_result(plan.converted, name, result)
     else:
-        results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
+        operands: Sequence[Any] = [_look_up(a, values) for a in step.invars]
+        if plan.target.platform == "cpu":
+            operands = fourier_turns.delayed(step, operands, partial(_transformed_before, plan, step, values))
+        results = _compat.bind(step, operands)
         values.update(zip(step.outvars, results, strict=True))
         for var in step.outvars if plan.stored_beside else ():
             if var in plan.variables_beside:
                 values[var] = jax.lax.optimization_barrier(values[var])
+
+
+def _transformed_before(plan: Plan, step: JaxprEqn, values: Mapping[Var, Array]) -> Array | None:
+    """Returns a result of the last step before this one that computes Fourier transforms; None where this is the first."""
+    before = takewhile(lambda other: other is not step, plan.steps)
+    found = [eqn for eqn in before if not isinstance(eqn, Kernel) and fourier_turns.transforms(eqn)]
+    numbers = [(eqn, fourier_turns.result(eqn)) for eqn in reversed(found)]
+    results = (eqn.outvars[n] for eqn, n in numbers if n is not None)
+    return next((values[v] for v in results if v in values), None)
 
 
 def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:

@@ -21,6 +21,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions import Decomposer, Rule, WithKernels
 from pallasfuse.decompositions.complex_numbers import in_parts
+from pallasfuse.decompositions.fourier_turns import in_turn
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.executables import Function, executables_of_task, is_shortage
@@ -116,7 +117,7 @@ def forms(
     for words, form in others.items():
         if form is not jaxpr and whole_key(form) not in map(whole_key, found.values()):
             found[words] = form
-    return found
+    return {words: in_turn(form) for words, form in found.items()} if device.platform == "cpu" else found
 
 
 def _may(exclude: Sequence[str], eqn: JaxprEqn) -> bool:
@@ -142,14 +143,15 @@ def surely_faster(
 
     spares: products and concatenations in bodies of loops stay as they are, for kernels that they take part in there.
     """
-    device = target.device
+    device, program = target.device, jaxpr
     apart, saved_us = in_parts(jaxpr, device, partial(_may, exclude))
     if apart is not jaxpr:
         with contextlib.suppress(Exception):  # a program must not fail because of a form of it
             jaxpr = apart if saved_us >= (device.price_error - 1) * priced_us(apart, device) else jaxpr
     decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
     spared = frozenset(_OF_KERNELS if spares else ())
-    return unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)
+    made = unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)
+    return in_turn(made) if device.platform == "cpu" and made is not program else made
 
 
 def sure_forms(
