@@ -17,8 +17,9 @@ import jax
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
-from pallasfuse import _compat, device
+from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, Primitive
+from pallasfuse.at_hand import target_for
 from pallasfuse.bodies import BodyForm, UsedForm, best_form, read_inside, with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
@@ -26,15 +27,15 @@ from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import as_function, call_consts, execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
-from pallasfuse.isolation import cores, is_inside
+from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.loop_check import timed_boundary, with_bodies_that_pay
+from pallasfuse.loop_check import faster_as_planned, timed_boundary, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
-from pallasfuse.targets import Target, default_for, find
-from pallasfuse.verdicts import Verdict
+from pallasfuse.targets import Target
+from pallasfuse.verdicts import BODIES, WRITTEN_OUT, Verdict
 from pallasfuse.written_out import (
     cannot_win_as_it_is,
     chosen_form,
@@ -64,6 +65,8 @@ class FusedCall:
     """What is planned, written out or not, for each target, with a clock or without, on one device or more."""
     written: "list[FusedCall]" = field(default_factory=list)
     """The same with sums and products in the order of the program, once that was asked for."""
+    unchecked: "list[FusedCall]" = field(default_factory=list)
+    """The same without checks, once that was asked for."""
     forms: "dict[str, FusedCall]" = field(default_factory=dict)
     """The same with loops or operations written out, by words that say which, once a clock has preferred that."""
     boundary: Boundary = NO_LOOP
@@ -181,7 +184,7 @@ class FusedCall:
 
     def mend(self, target: Target, device: Any) -> bool:
         """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
-        calls = [] if device is None else [self, *self.forms.values()]
+        calls = [] if device is None else [self, *self.forms.values(), *self.unchecked]
         failures = [f for c in calls for f in find_failures(c.plan(c.judged(target, device)), device)]
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
@@ -208,7 +211,37 @@ class FusedCall:
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if (loses and not (verdict and verdict.ours_us)) or is_faster_as_it_is(own, plan, verdict):
                     plan, verdict = own, verdict and verdict.overruled("its kernels gain more as it is")
-        return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
+        plan = plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
+        return self._guarded(lambda: self._or_unchecked(plan, target, device, measure=measure), plan)
+
+    def _or_unchecked(self, plan: Plan, target: Target, device: Any, *, measure: bool) -> Plan:
+        """The plan that was checked, or one that is as prices have made it, where that is faster as a whole.
+
+        Forms are chosen as XLA runs them, and bodies of loops are checked as programs of their own: what kernels gain in another
+        form, or in a loop, only a clock for the whole has seen.
+        """
+        if self.is_body or self.options.strict or not wanted(self.options):
+            return plan
+        kept = {b.what for b in plan.bodies if b.plan.kernels}
+        is_timed = any(v.subject == BODIES for v in plan.verdicts)  # with bodies that have won alone
+        lost = set() if is_timed else {b.what for b in self.plan(self.judged(target, device)).bodies} - kept
+        if not lost and not any(v.subject == WRITTEN_OUT for v in plan.verdicts):  # nor has it another form
+            return plan
+        other = self._without_clock()
+        judged = other.judged(target, device)
+        if other.program(judged) is other.jaxpr and not lost:
+            return plan
+        planned = other.plan(judged)
+        has_kernels = planned.kernels or planned.bodies
+        return faster_as_planned(plan, planned, device, measure=measure) if has_kernels else plan
+
+    def _without_clock(self) -> "FusedCall":
+        """The call as it is where nothing is checked, the bodies of its loops neither."""
+        with self.lock:
+            if not self.unchecked:
+                options = replace(self.options, check=False)
+                self.unchecked.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
+            return self.unchecked[0]
 
     def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":
         """The call with loops and operations written out, if a clock says that XLA runs it faster, and what it said."""
@@ -295,45 +328,6 @@ def _abstract(*avals: Any, call: FusedCall, jaxpr: Jaxpr) -> list[Any]:
 
 
 fused_p.def_abstract_eval(_abstract)
-
-
-def target_for(platform: str, options: FuseOptions) -> Target:
-    """The target that `options` name for a platform, or its default.
-
-    Raises:
-      TargetError: the named target does not run on the platform.
-    """
-    if options.target is None:
-        return for_device_at_hand(default_for(platform, _capabilities() if platform == "cuda" else frozenset()))
-    target = find(options.target)
-    runs_on = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}[target.platform]
-    if platform not in runs_on and target.platform != "cpu":
-        raise TargetError(f"target {target.name!r} runs on {' or '.join(runs_on)}, but the function is compiled for {platform}: "
-                          "choose target=None for the best one")  # fmt: skip
-    found = _capabilities() if target.capability and platform == "cuda" else frozenset()
-    if found - {target.capability}:
-        raise TargetError(f"target {target.name!r} is for GPUs of compute capability {target.capability}, but here are some of "
-                          f"{', '.join(sorted(found))}: choose target=None for the best one")  # fmt: skip
-    return for_device_at_hand(target)
-
-
-def for_device_at_hand(target: Target) -> Target:
-    """The target with the numbers of the device of its platform that is at hand; where there is none, of the assumed one."""
-    if target.platform == "cpu":
-        return target.on(replace(target.device, multiprocessors=cores()))
-    if target.platform != jax.default_backend():
-        return target
-    here = jax.devices()[0]
-    numbers = device.find(here.device_kind, target.platform)
-    return target.on(replace(numbers, multiprocessors=int(getattr(here, "core_count", 0) or numbers.multiprocessors)))
-
-
-def _capabilities() -> frozenset[str]:
-    """Compute capabilities of the CUDA devices at hand."""
-    try:
-        return frozenset(str(getattr(d, "compute_capability", "")) for d in jax.devices("cuda"))
-    except RuntimeError:
-        return frozenset()
 
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) -> Any:

@@ -9,6 +9,7 @@ import jax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
+from pallasfuse.at_hand import for_device_at_hand, target_for
 from pallasfuse.decisions import Grouping
 from pallasfuse.first_time import Once, one_task
 from pallasfuse.form_choice import Placements, choose_form
@@ -16,7 +17,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import schedule_grouping
 from pallasfuse.plan import Body, Plan
-from pallasfuse.primitive import FusedCall, bind, for_device_at_hand, target_for
+from pallasfuse.primitive import FusedCall, bind
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
 

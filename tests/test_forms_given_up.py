@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallasfuse import form_choice, pipeline, repetition
+from pallasfuse.at_hand import target_for
 from pallasfuse.first_time import Once, known, one_task
 from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.fusion.judging import Judge
@@ -12,7 +13,7 @@ from pallasfuse.fusion.segments import segments
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
-from pallasfuse.primitive import FusedCall, target_for
+from pallasfuse.primitive import FusedCall
 from pallasfuse.repetition import predicted_us
 from pallasfuse.targets import default_for
 from tests.spelled_attention import normed, repeated_tables, tiled_tables, updates_in_place, with_rotations

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.at_hand import target_for
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
-from pallasfuse.primitive import target_for
 from pallasfuse.targets import default_for
 from tests.spelled_attention import ROTATIONS, attend, clipped, normed, scaled, with_rotations
 

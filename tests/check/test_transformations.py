@@ -12,7 +12,7 @@ import pallasfuse as pf
 from pallasfuse import check, execution, isolation, loop_check, primitive, store, written_out
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from pallasfuse.verdicts import BODIES
+from pallasfuse.verdicts import BODIES, WHOLE_CALL
 from tests.check.clock import Clock, X, kernels_run, same, timed_by
 from tests.programs_by_name import softmax, variance
 
@@ -318,3 +318,44 @@ def test_of_two_loops_the_one_that_loses_alone_is_left_before_the_whole_is_timed
     assert [v.kept for v in plan.verdicts if v.subject == BODIES] == [faster]
     assert len(plan.bodies) == faster
     assert jax.jit(fused).lower(x, weights).as_text().count("while") >= 2
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_bodies_that_lose_alone_may_win_in_their_loop(clock, monkeypatch, faster):
+    clock(0.5)
+    whole = Clock(2.0 if faster else 0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    monkeypatch.setattr(written_out, "compare", Clock(0.5))
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    for _ in range(2):
+        seen = kernels_run(monkeypatch)
+        fused = pf.fuse(scanned)
+        for have, want in zip(fused(x, weights), scanned(x, weights), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-4)
+        plan = fused.explain(x, weights)
+        assert bool(seen) == bool(plan.bodies) == faster
+        assert [v.reason for v in plan.verdicts if v.subject == WHOLE_CALL] == (
+            ["as it is planned, with kernels that were not faster alone, or in another form"] if faster else []
+        )
+    assert len(whole.compared) == 1
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_kernels_of_a_form_that_xla_runs_no_faster_may_win(clock, monkeypatch, faster):
+    """Sums of complex quotients are for XLA as fast in parts; only then have they a kernel."""
+
+    def sums(x, y):
+        return jnp.sum(x[:, None] / (1.5 - y[:, None] * x[None, :, :1]), axis=-1)
+
+    clock(0.5)
+    whole = Clock(2.0 if faster else 0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(256, 64)) + 1j * rng.normal(size=(256, 64)) for _ in range(2))
+    x, y = x.astype("complex64"), y.astype("complex64")
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(sums, options=pf.FuseOptions(price=True))
+    np.testing.assert_allclose(fused(x, y), sums(x, y), rtol=1e-3)
+    plan = fused.explain(x, y)
+    assert bool(seen) == plan.written_out == bool(plan.kernels) == faster
+    assert len(whole.compared) == 1

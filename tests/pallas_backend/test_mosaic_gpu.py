@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
 from benchmarks import h100
-from pallasfuse import execution, placement, primitive
+from pallasfuse import at_hand, execution, placement
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape, mosaic_space
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
@@ -254,14 +254,14 @@ def test_two_warpgroups_and_what_runs_instead(interpreted, monkeypatch, name, si
 def test_the_default_for_hopper(monkeypatch):
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
     for capabilities, kernels in (({"9.0"}, (1, 0)), ({"8.0"}, (0, 1)), ({"9.0", "8.0"}, (0, 1)), (set(), (0, 1))):
-        monkeypatch.setattr(primitive, "_capabilities", lambda found=capabilities: frozenset(found))
+        monkeypatch.setattr(at_hand, "_capabilities", lambda found=capabilities: frozenset(found))
         text = h100.lower(pf.fuse(plain), arrays).as_text()
         assert (len(re.findall(r"custom_call @mosaic_gpu", text)), h100.triton_calls(text)) == kernels
 
 
 @pytest.mark.parametrize("capability", ["8.0", "10.0"])
 def test_other_gpus_are_refused(monkeypatch, capability):
-    monkeypatch.setattr(primitive, "_capabilities", lambda: frozenset({capability}))
+    monkeypatch.setattr(at_hand, "_capabilities", lambda: frozenset({capability}))
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
     with pytest.raises(
         pf.TargetError, match=f"compute capability 9.0, but here are some of {capability}: choose target=None"
@@ -276,7 +276,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         raise ValueError("K must be a multiple of 64")
 
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
-    monkeypatch.setattr(primitive, "_capabilities", lambda: frozenset({"9.0"}))
+    monkeypatch.setattr(at_hand, "_capabilities", lambda: frozenset({"9.0"}))
     monkeypatch.setitem(execution._EMITTERS, TARGET, broken)
     with pytest.warns(UserWarning, match=r"no kernel of mosaic_gpu could be built.*K must be.*triton is used instead"):
         text = h100.lower(pf.fuse(plain), arrays).as_text()
