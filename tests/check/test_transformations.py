@@ -345,7 +345,7 @@ def test_kernels_of_a_form_that_xla_runs_no_faster_may_win(clock, monkeypatch, f
     """Sums of complex quotients are for XLA as fast in parts; only then have they a kernel."""
 
     def sums(x, y):
-        return jnp.sum(x[:, None] / (1.5 - y[:, None] * x[None, :, :1]), axis=-1)
+        return jnp.sum(x[:, None] / y[None], axis=-1)
 
     clock(0.5)
     whole = Clock(2.0 if faster else 0.5)
