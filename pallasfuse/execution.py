@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,8 +11,8 @@ from jax import numpy as jnp
 from jax.interpreters import mlir
 
 from pallasfuse import _compat, lowered_once
-from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse._compat import Literal as JaxprLiteral
+from pallasfuse._compat import Var
 from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.decisions import Original, Phase
 from pallasfuse.decompositions import fourier_turns
@@ -174,7 +173,8 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
     else:
         operands: Sequence[Any] = [_look_up(a, values) for a in step.invars]
         if plan.target.platform == "cpu":
-            operands = fourier_turns.delayed(step, operands, partial(_transformed_before, plan, step, values))
+            before = _transformed_before(plan).get(id(step))
+            operands = fourier_turns.delayed(step, operands, None if before is None else values.get(before))
         results = _compat.bind(step, operands)
         values.update(zip(step.outvars, results, strict=True))
         for var in step.outvars if plan.stored_beside else ():
@@ -182,13 +182,20 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
                 values[var] = jax.lax.optimization_barrier(values[var])
 
 
-def _transformed_before(plan: Plan, step: JaxprEqn, values: Mapping[Var, Array]) -> Array | None:
-    """Returns a result of the last step before this one that computes Fourier transforms; None where this is the first."""
-    before = takewhile(lambda other: other is not step, plan.steps)
-    found = [eqn for eqn in before if not isinstance(eqn, Kernel) and fourier_turns.transforms(eqn)]
-    numbers = [(eqn, fourier_turns.result(eqn)) for eqn in reversed(found)]
-    results = (eqn.outvars[n] for eqn, n in numbers if n is not None)
-    return next((values[v] for v in results if v in values), None)
+def _results_before(plan: Plan) -> dict[int, Var]:
+    """Returns the result that each step which computes Fourier transforms waits for, by the identity of the step."""
+    found: dict[int, Var] = {}
+    last: Var | None = None
+    for step in plan.steps:
+        if not isinstance(step, Kernel) and fourier_turns.transforms(step):
+            if last is not None:
+                found[id(step)] = last
+            number = fourier_turns.result(step)
+            last = last if number is None else step.outvars[number]
+    return found
+
+
+_transformed_before = Recent(_results_before)
 
 
 def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:

@@ -189,7 +189,7 @@ class FusedCall:
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
             # without the locks: who holds them may wait for the thread that is here
-            for made in (self.checked, self.plans, self.programs, self.forms):
+            for made in (self.checked, self.plans, self.programs, self.forms, self.unchecked):
                 made.clear()
         return bool(failures)
 
@@ -215,7 +215,7 @@ class FusedCall:
         return self._guarded(lambda: self._or_unchecked(plan, target, device, measure=measure), plan)
 
     def _or_unchecked(self, plan: Plan, target: Target, device: Any, *, measure: bool) -> Plan:
-        """The plan that was checked, or one that is as prices have made it, where that is faster as a whole.
+        """Returns the plan that was checked, or one that is as prices have made it, where that is faster as a whole.
 
         Forms are chosen as XLA runs them, and bodies of loops are checked as programs of their own: what kernels gain in another
         form, or in a loop, only a clock for the whole has seen.
@@ -231,12 +231,14 @@ class FusedCall:
         judged = other.judged(target, device)
         if other.program(judged) is other.jaxpr and not lost:
             return plan
-        planned = other.plan(judged)
+        planned = other._settled_as_it_is(target, device, measure=False)  # without what is known to fail
+        if other.program(judged) is not other.jaxpr:
+            planned = planned.of_written_out()
         has_kernels = planned.kernels or planned.bodies
         return faster_as_planned(plan, planned, device, measure=measure) if has_kernels else plan
 
     def _without_clock(self) -> "FusedCall":
-        """The call as it is where nothing is checked, the bodies of its loops neither."""
+        """Returns the call as it is where nothing is checked, the bodies of its loops neither."""
         with self.lock:
             if not self.unchecked:
                 options = replace(self.options, check=False)

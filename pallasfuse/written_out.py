@@ -29,7 +29,7 @@ from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend import called, flatten, fused_calls, left_by_user
+from pallasfuse.jaxpr_frontend import called, flatten, fused_calls
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
@@ -109,20 +109,15 @@ def forms(
         less = replace(decomposer, clock=partial(clock, within_memory=True), _known={}).of(jaxpr)
         words = f"{_OPERATIONS}, but for those that take more memory"
         others |= {words: less, **unrolled(less, "" if less is jaxpr else words)}
-    apart, _ = in_parts(jaxpr, device, partial(_may, exclude))
-    if apart is not jaxpr:
+    parted, _ = in_parts(jaxpr, device, exclude)
+    if parted is not jaxpr:
         if measure:
-            _compile_operations_ahead(decomposer, apart, at_hand)
-        others[_IN_PARTS] = decomposer.of(apart)
+            _compile_operations_ahead(decomposer, parted, at_hand)
+        others[_IN_PARTS] = decomposer.of(parted)
     for words, form in others.items():
         if form is not jaxpr and whole_key(form) not in map(whole_key, found.values()):
             found[words] = form
     return {words: in_turn(form) for words, form in found.items()} if device.platform == "cpu" else found
-
-
-def _may(exclude: Sequence[str], eqn: JaxprEqn) -> bool:
-    """May an equation be written in another way, or has the user left it to XLA?"""
-    return left_by_user(eqn, tuple(exclude)) is None
 
 
 def _compile_operations_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any) -> None:
@@ -144,10 +139,10 @@ def surely_faster(
     spares: products and concatenations in bodies of loops stay as they are, for kernels that they take part in there.
     """
     device, program = target.device, jaxpr
-    apart, saved_us = in_parts(jaxpr, device, partial(_may, exclude))
-    if apart is not jaxpr:
+    parted, saved_us = in_parts(jaxpr, device, exclude)
+    if saved_us:
         with contextlib.suppress(Exception):  # a program must not fail because of a form of it
-            jaxpr = apart if saved_us >= (device.price_error - 1) * priced_us(apart, device) else jaxpr
+            jaxpr = parted if saved_us >= (device.price_error - 1) * priced_us(parted, device) else jaxpr
     decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
     spared = frozenset(_OF_KERNELS if spares else ())
     made = unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)

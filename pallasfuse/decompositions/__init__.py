@@ -48,7 +48,7 @@ from pallasfuse.decompositions.writing import (
 )
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
+from pallasfuse.jaxpr_frontend import called, flatten, left_by_user, with_bodies
 from pallasfuse.price.terms import Price
 from pallasfuse.primitive_names import WITH_BODIES
 
@@ -258,13 +258,12 @@ class Decomposer:
                 return True
         if run is None and name in WITH_BODIES:
             inside = (trips or 1) * (eqn.params["length"] if name == "scan" else _TRIPS.get(name, 1))
-            params = {key: self._parameter(value, eqn, inside) for key, value in eqn.params.items()}
-            same = all(params[key] is value for key, value in eqn.params.items())
-            eqn = eqn if same else _compat.with_params(eqn, params)
-            run = self._other_loop(eqn, wanted, trips)
-            if run is None and not same:
-                writer.keep(eqn)
+            made = with_bodies(eqn, partial(self._body, trips=inside), scoped=bool(self.exclude))
+            run = self._other_loop(made, wanted, trips)
+            if run is None and made is not eqn:
+                writer.keep(made)
                 return True
+            eqn = made
         if run is None:
             return False
         stored = name in _STORED_FIRST and any(v in again for v in eqn.outvars)
@@ -357,20 +356,10 @@ class Decomposer:
         rules = *_RULES.get(self.device.platform, {}).get(name, ()), *self.rules.get(name, ())
         return [run for rule in rules if (run := _unless_it_fails(rule, eqn)) is not None]
 
-    def _parameter[T](self, value: T, eqn: JaxprEqn, trips: int) -> T:
-        """Returns a parameter of a loop or a choice, with its bodies decomposed where they have the same types then.
-
-        trips: how often they run."""
-        if isinstance(value, Jaxpr):
-            # JAX names scopes anew in each body
-            inside = _compat.within_scopes_of(value, eqn) if self.exclude else value
-            made = self.of(inside, trips)
-            return made if made is not inside and has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
-        if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-            found = [self._parameter(v, eqn, trips) for v in value]
-            same = all(new is old for new, old in zip(found, value, strict=True))
-            return value if same else type(value)(found)  # type: ignore[call-arg]
-        return value
+    def _body(self, body: Jaxpr, trips: int) -> Jaxpr:
+        """Returns the body of a loop or a choice decomposed, where it has the same types then. trips: how often it runs."""
+        made = self.of(body, trips)
+        return made if has_types_of(made.outvars, body.outvars) else body
 
     def _may_have_some(self, jaxpr: Jaxpr) -> bool:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""

@@ -6,8 +6,9 @@ in parts, sums, products and quotients are arithmetic like any other. What has n
 matrix products) gets numbers that are put together again, which XLA fuses with what computes them.
 
 Values change by roundings. Quotients are computed by Smith's method (R. L. Smith, "Algorithm 116: complex division", 1962), which
-neither overflows nor loses digits where the plain formula does. Only where values are infinite may there be other values: a real
-number has no imaginary part here, and infinity over infinity is no number.
+neither overflows nor loses digits where the plain formula does. There may be other values where parts are infinite or no numbers: a
+real number has no imaginary part here, and what is divided by a divisor with two infinite parts is no number. What is divided by
+zero may be infinite with the other sign.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions.writing import Atom, Writer, has_types_of
 from pallasfuse.device import Device
-from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend import flatten, left_by_user, with_bodies
 from pallasfuse.primitive_names import WITH_BODIES
 
 LONGEST_SUM = 8
@@ -56,14 +57,14 @@ type _Rule = Callable[[JaxprEqn, Sequence[Any]], Any]
 """Computes the result of an equation from its operands, complex ones as `Parts`; so is a complex result."""
 
 
-def in_parts(jaxpr: Jaxpr, device: Device, may: Callable[[JaxprEqn], bool]) -> tuple[Jaxpr, float]:
-    """Returns a jaxpr whose complex numbers are computed in parts, and the microseconds that this saves for sure; itself where it
+def in_parts(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> tuple[Jaxpr, float]:
+    """Returns a jaxpr whose complex numbers are computed in parts, and the microseconds that its quotients save; itself where it
     computes none.
 
-    may: may an equation be changed?
+    exclude: as of `FuseOptions`.
     """
     try:
-        made, quotients = _in_parts(jaxpr, may, device.platform)
+        made, quotients = _in_parts(jaxpr, tuple(exclude), device.platform)
     except Exception:  # a program must not fail because of a form of it
         return jaxpr, 0.0
     instructions = quotients * _QUOTIENT_SAVES.get(device.platform, 0.0)
@@ -72,13 +73,13 @@ def in_parts(jaxpr: Jaxpr, device: Device, may: Callable[[JaxprEqn], bool]) -> t
     )
 
 
-def _in_parts(jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool], platform: str) -> tuple[Jaxpr, float]:
-    """Returns a jaxpr as of `in_parts`, and counts its quotients, each as often as it is computed; those of loops of unknown length
-    once."""
+def _in_parts(jaxpr: Jaxpr, exclude: tuple[str, ...], platform: str) -> tuple[Jaxpr, float]:
+    """Returns a jaxpr as of `in_parts`, and counts its quotients, each as often as it is computed at least: those of a choice in
+    the branch with the fewest, and none of a loop of unknown length."""
     if _compat.has_symbolic_shapes(jaxpr):
         return jaxpr, 0.0
     flat = flatten(jaxpr)
-    writing = _Writing(flat, may, platform)
+    writing = _Writing(flat, exclude, platform)
     for eqn in flat.eqns:
         writing.write(eqn)
     if not writing.changed:
@@ -92,13 +93,13 @@ def _is_complex(atom: Atom) -> bool:
 
 
 class _Writing:
-    """A jaxpr that is being written with complex numbers in parts, where there are rules for what computes them."""
+    """This writes a jaxpr with complex numbers in parts, where there are rules for what computes them."""
 
-    def __init__(self, jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool], platform: str) -> None:
+    def __init__(self, jaxpr: Jaxpr, exclude: tuple[str, ...], platform: str) -> None:
         self.changed = False
         """Is there something that is worth it?"""
         self.quotients = 0.0
-        self._writer, self._may, self._platform = Writer(jaxpr), may, platform
+        self._writer, self._exclude, self._platform = Writer(jaxpr), exclude, platform
         self._rules = {**_RULES, **(_ON_GPUS if platform == "gpu" else {})}
         self._parts: dict[Var, Parts] = {}
         """The atoms of the parts of variables of the jaxpr."""
@@ -110,7 +111,7 @@ class _Writing:
         if not any(map(_is_complex, (*eqn.invars, *eqn.outvars))) and eqn.primitive.name not in WITH_BODIES:
             self._writer.keep(eqn)
             return
-        rule = self._rules.get(eqn.primitive.name) if self._may(eqn) and not eqn.effects else None
+        rule = self._rules.get(eqn.primitive.name) if self._may(eqn) else None
         if rule is None or not self._ruled(eqn, rule):
             self._kept(eqn)
 
@@ -124,6 +125,7 @@ class _Writing:
     def _ruled(self, eqn: JaxprEqn, rule: _Rule) -> bool:
         """Appends an equation in parts; False where its rule does not fit."""
         atoms: list[Atom] = []
+        (out,) = eqn.outvars
 
         def taken(atom: Atom | None) -> int | None:
             if atom is None:
@@ -137,9 +139,9 @@ class _Writing:
                 places.append(taken(self._writer.atom(operand)))
             elif isinstance(operand, Literal):
                 value = np.asarray(operand.val)
-                places.append(Parts(value.real, value.imag))
+                places.append(Parts(value.real, value.imag if np.any(value.imag) else None))
             else:
-                parts = self._in_parts(eqn, operand)
+                parts = self._parts_of(eqn, operand)
                 places.append(Parts(taken(parts.real), taken(parts.imag)))
         literal = [isinstance(o, Literal) and _is_complex(o) for o in eqn.invars]
         has_imaginary: list[bool] = []
@@ -152,7 +154,7 @@ class _Writing:
                     return Parts(values[place.real], None if place.imag is None else values[place.imag])
                 return values[place]
 
-            result = rule(eqn, [of(p, known) for p, known in zip(places, literal, strict=True)])
+            result = _of_type_of(out, rule(eqn, [of(p, known) for p, known in zip(places, literal, strict=True)]))
             has_imaginary[:] = [isinstance(result, Parts) and result.imag is not None]
             if not isinstance(result, Parts):
                 return [result]
@@ -163,8 +165,7 @@ class _Writing:
         except NotImplementedError:
             return False
         self.changed |= eqn.primitive.name in _COMPUTING
-        (out,) = eqn.outvars
-        if eqn.primitive.name == "div" and isinstance(places[1], Parts) and places[1].imag is not None:
+        if eqn.primitive.name == "div" and not literal[1] and places[1].imag is not None:
             self.quotients += prod(_compat.shape_of(out))
         if _is_complex(out):
             self._parts[out] = Parts(made[0], made[1] if has_imaginary[0] else None)
@@ -177,25 +178,25 @@ class _Writing:
         for operand in eqn.invars:
             self._put_together(eqn, operand)
         if eqn.primitive.name in WITH_BODIES and self._may(eqn):
-            trips = float(eqn.params["length"]) if eqn.primitive.name == "scan" else 1.0
-            params = {key: self._parameter(value, trips) for key, value in eqn.params.items()}
-            if any(params[key] is not value for key, value in eqn.params.items()):
-                eqn, self.changed = _compat.with_params(eqn, params), True
+            counted: list[float] = []
+
+            def in_parts_too(body: Jaxpr) -> Jaxpr:
+                made, quotients = _in_parts(body, self._exclude, self._platform)
+                counted.append(quotients)
+                return made
+
+            made = with_bodies(eqn, in_parts_too, scoped=bool(self._exclude))
+            trips = {"scan": float(eqn.params.get("length", 0)), "cond": 1.0}.get(eqn.primitive.name, 0.0)
+            self.quotients += trips * min(counted, default=0.0)
+            self.changed |= made is not eqn
+            eqn = made
         self._writer.keep(eqn)
 
-    def _parameter[T](self, value: T, trips: float) -> T:
-        """Returns a parameter of a loop or a choice, with its bodies in parts. trips: how often they run."""
-        if isinstance(value, Jaxpr):
-            made, quotients = _in_parts(value, self._may, self._platform)
-            self.quotients += trips * quotients
-            return made  # type: ignore[return-value]
-        if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-            found = [self._parameter(v, trips) for v in value]
-            same = all(new is old for new, old in zip(found, value, strict=True))
-            return value if same else type(value)(found)  # type: ignore[call-arg]
-        return value
+    def _may(self, eqn: JaxprEqn) -> bool:
+        """May an equation be written in parts, or has the user left it to XLA?"""
+        return not eqn.effects and left_by_user(eqn, self._exclude) is None
 
-    def _in_parts(self, eqn: JaxprEqn, operand: Var) -> Parts:
+    def _parts_of(self, eqn: JaxprEqn, operand: Var) -> Parts:
         """Returns the parts of an operand of an equation, which are taken once."""
         if operand not in self._parts:
             taken = self._writer.emit(eqn, lambda x: [lax.real(x), lax.imag(x)], [self._writer.atom(operand)])
@@ -211,6 +212,21 @@ class _Writing:
         atoms = [parts.real] if parts.imag is None else [parts.real, parts.imag]
         self._writer.name(operand, *self._writer.emit(eqn, lambda *both: [_together(Parts(*both))], atoms))
         self._whole.add(operand)
+
+
+def _of_type_of(out: Var, value: Any) -> Any:
+    """Returns a result in the shape of a variable: one that depends on literals alone may have none.
+
+    Raises:
+      NotImplementedError: it has another type.
+    """
+    shape, dtype = _compat.shape_of(out), _compat.dtype_of(out)
+    wanted = jnp.finfo(dtype).dtype if isinstance(value, Parts) else dtype
+    parts = value if isinstance(value, Parts) else Parts(value)
+    if any(part is not None and jnp.result_type(part) != wanted for part in (parts.real, parts.imag)):
+        raise NotImplementedError
+    parts = parts.each(lambda part: jnp.broadcast_to(part, shape))
+    return parts if isinstance(value, Parts) else parts.real
 
 
 def _together(value: Parts) -> Any:
@@ -311,6 +327,9 @@ def _of_matrices(eqn: JaxprEqn, operands: Sequence[Any]) -> Parts:
     """Multiplies matrices with short sums element by element."""
     one, other = (x if isinstance(x, Parts) else Parts(x) for x in operands)  # one of them may be real
     (over, other_over), (batch, other_batch) = eqn.params["dimension_numbers"]
+    wanted = jnp.finfo(_compat.dtype_of(eqn.outvars[0])).dtype
+    if {jnp.result_type(one.real), jnp.result_type(other.real)} != {wanted}:
+        raise NotImplementedError  # they are multiplied in another type
     if prod(one.real.shape[d] for d in over) > LONGEST_SUM:
         raise NotImplementedError
     free = [d for d in range(one.real.ndim) if d not in (*over, *batch)]

@@ -7,7 +7,7 @@ reads as quickly as what the other reads.) What is changed in a program must not
 the one before.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,14 +16,15 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.decompositions.writing import Atom, Writer
-from pallasfuse.jaxpr_frontend import called, flatten
+from pallasfuse.jaxpr_frontend import called, flatten, with_bodies
 from pallasfuse.primitive_names import WITH_BODIES
 
 _TRANSFORM = "fft"
 
 
 def after(earlier: Any, operand: Any) -> Any:
-    """Returns an operand that is there only once something earlier is: a choice that always takes it, which no compiler sees."""
+    """Returns an operand that is there only once something earlier is: what computes the operand reads one element of that, for a
+    choice that always takes the operand. XLA does not see that it does; were it to, they would be computed in any order again."""
     first = lax.convert_element_type(jnp.real(earlier).ravel()[0], jnp.int32)
     is_even = (first * (first + 1)) & 1 == 0  # of two numbers that follow each other one is even
     return lax.select(jnp.broadcast_to(is_even, jnp.shape(operand)), operand, jnp.zeros_like(operand))
@@ -60,7 +61,7 @@ def in_turn(jaxpr: Jaxpr) -> Jaxpr:
         if not transforms(eqn):
             writer.keep(eqn)
             continue
-        made = _with_bodies_in_turn(eqn) if eqn.primitive.name in WITH_BODIES else eqn
+        made = with_bodies(eqn, in_turn) if eqn.primitive.name in WITH_BODIES else eqn
         at = waiting(eqn)
         if last is not None and at is not None:
             atoms = [last, writer.atom(eqn.invars[at])]
@@ -74,28 +75,7 @@ def in_turn(jaxpr: Jaxpr) -> Jaxpr:
     return writer.written() if changed else jaxpr
 
 
-def _with_bodies_in_turn(eqn: JaxprEqn) -> JaxprEqn:
-    params = {key: _parameter(value) for key, value in eqn.params.items()}
-    same = all(params[key] is value for key, value in eqn.params.items())
-    return eqn if same else _compat.with_params(eqn, params)
-
-
-def _parameter[T](value: T) -> T:
-    """Returns a parameter of a loop or a choice, in whose bodies transforms wait for each other."""
-    if isinstance(value, Jaxpr):
-        return in_turn(value)  # type: ignore[return-value]
-    if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-        found = [_parameter(v) for v in value]
-        same = all(new is old for new, old in zip(found, value, strict=True))
-        return value if same else type(value)(found)  # type: ignore[call-arg]
-    return value
-
-
-def delayed(eqn: JaxprEqn, operands: Sequence[Any], earlier: Callable[[], Any | None]) -> Sequence[Any]:
-    """Returns the operands of an equation that is run among others; one that transforms waits for what is `earlier`, if there is
-    something."""
-    at = waiting(eqn) if transforms(eqn) else None
-    before = None if at is None else earlier()
-    if at is None or before is None:
-        return operands
-    return [after(before, x) if n == at else x for n, x in enumerate(operands)]
+def delayed(eqn: JaxprEqn, operands: Sequence[Any], earlier: Any | None) -> Sequence[Any]:
+    """Returns the operands of an equation, one of which waits for something earlier, if there is something."""
+    at = None if earlier is None else waiting(eqn)
+    return operands if at is None else [after(earlier, x) if n == at else x for n, x in enumerate(operands)]

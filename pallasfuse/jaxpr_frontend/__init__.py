@@ -14,6 +14,7 @@ from pallasfuse.jaxpr_frontend.inlining import (
     flatten,
     fused_calls,
     left_by_user,
+    with_bodies,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ = [
     "flatten",
     "fused_calls",
     "left_by_user",
+    "with_bodies",
 ]
 
 _LATER = frozenset({"convert", "convert_in_parts", "convert_rewritten", "convert_terms_apart"})

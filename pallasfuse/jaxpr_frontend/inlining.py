@@ -1,6 +1,6 @@
 """Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,28 @@ def bodies(eqn: JaxprEqn) -> list[Jaxpr]:
     """The jaxprs among an equation's parameters."""
     values = eqn.params.values()
     return [j for v in values for j in (v if isinstance(v, list | tuple) else (v,)) if isinstance(j, Jaxpr)]
+
+
+def with_bodies(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr], *, scoped: bool = False) -> JaxprEqn:
+    """Returns an equation with its bodies changed; itself where `change` returns each of them as it is.
+
+    scoped: bodies know that they are in the scopes around the equation, as JAX names scopes anew in each.
+    """
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            inside = _compat.within_scopes_of(value, eqn) if scoped else value
+            made = change(inside)
+            return value if made is inside else made
+        if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
+            found = [changed(v) for v in value]
+            same = all(new is old for new, old in zip(found, value, strict=True))
+            return value if same else type(value)(found)
+        return value
+
+    params = {key: changed(value) for key, value in eqn.params.items()}
+    same = all(params[key] is value for key, value in eqn.params.items())
+    return eqn if same else _compat.with_params(eqn, params)
 
 
 def called(eqn: JaxprEqn) -> list[Jaxpr]:

@@ -30,11 +30,11 @@ _RADIX_POSITIONS, _RADIX_LENGTH = 2e6, 20_000
 """A library may sort rows of so many positions by digits: one row, or several that have so many together."""
 _RADIX_US, _RADIX_LEAST_US = 57e-6, 42.0
 """The time that it takes for a word of a single row, and the least."""
-_OF_A_ROW_NS, _OF_FURTHER_WORD, _OF_HALF, _OF_FLOATS, _OF_KEPT_FLOATS = 3.0, 0.72, 0.9, 2.27, 1.6
-"""Each of several rows is sorted by one block, and each multiprocessor has one: the nanoseconds of an element of one word, and how
-many times as long a further word takes, an element of half a word, floats of a whole word of which all are wanted, and those of
-which some are. (25 sorts of 64 to 1000 rows of 20,000 to 50,257 on an H200, `benchmarks/xla_alone.py sorts`: the price is 0.65 to
-1.23 times their time. What is kept: of three other measurements.)"""
+_OF_A_ROW_NS, _OF_FURTHER_WORD, _OF_FLOATS, _OF_KEPT_FLOATS = 3.0, 0.72, 2.27, 1.6
+"""Each of several rows is sorted by one block, and each multiprocessor has one: the nanoseconds of an element of a word, or of half
+of one, and how many times as long a further word takes, floats of a whole word of which all are wanted, and those of which some
+are. (25 sorts of 64 to 1000 rows of 20,000 to 50,257 on an H200, `benchmarks/xla_alone.py sorts`: the price is 0.65 to 1.24 times
+their time. What is kept: of three other measurements.)"""
 _SECTOR = 32
 """The bytes that a strided read of one position brings."""
 
@@ -58,7 +58,7 @@ def sorting_on_gpu(work: Ordering, device: Device) -> Price:
 
 def _by_blocks_us(work: Ordering, words: float, device: Device) -> float:
     """Returns the time of sorting several rows by digits, each by one block. words: of four bytes, of an element."""
-    each_ns = _OF_A_ROW_NS * (_OF_HALF if words < 1 else 1.0 + _OF_FURTHER_WORD * (words - 1.0))
+    each_ns = _OF_A_ROW_NS * (1.0 + _OF_FURTHER_WORD * max(0.0, words - 1.0))
     if words >= 1 and not work.by_integers:
         each_ns *= _OF_FLOATS if work.kept is None else _OF_KEPT_FLOATS
     return 1e-3 * each_ns * work.length * max(1.0, work.rows / device.multiprocessors)

@@ -359,3 +359,29 @@ def test_kernels_of_a_form_that_xla_runs_no_faster_may_win(clock, monkeypatch, f
     plan = fused.explain(x, y)
     assert bool(seen) == plan.written_out == bool(plan.kernels) == faster
     assert len(whole.compared) == 1
+
+
+def test_who_is_strict_gets_what_was_checked(clock, monkeypatch):
+    clock(2.0)
+    whole = Clock(2.0)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    pf.fuse(softmax, options=pf.FuseOptions(strict=True, check=True))(X)
+    assert not whole.compared
+
+
+def test_kernels_that_fail_later_are_left_out_of_what_is_planned(clock, monkeypatch):
+    """What is known to fail stays away, also where the call as it is planned has won before."""
+    clock(0.5)
+    monkeypatch.setattr(loop_check, "compare", Clock(2.0))
+    monkeypatch.setattr(written_out, "compare", Clock(0.5))
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    pf.fuse(scanned)(x, weights)
+
+    def fails(*_):
+        raise ValueError("no kernel today")
+
+    monkeypatch.setattr(execution, "emit", fails)
+    with pytest.warns(UserWarning, match="no kernel today"):
+        found = pf.fuse(scanned)(x, weights)
+    for have, want in zip(found, scanned(x, weights), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4)
