@@ -27,7 +27,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import pallasfuse as pf  # noqa: E402
-from pallasfuse import execution, primitive, sharding, targets  # noqa: E402
+from pallasfuse import at_hand, execution, sharding, targets  # noqa: E402
 from pallasfuse.jaxpr_frontend import fused_calls  # noqa: E402
 
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
@@ -229,8 +229,8 @@ def check_fallback(cases):
         raise NotImplementedError("no such instruction")
 
     broken = dataclasses.replace(targets.INTERPRET, otherwise="xla")
-    real = primitive.default_for
-    primitive.default_for = lambda *_: broken
+    real = at_hand.default_for
+    at_hand.default_for = lambda *_: broken
     try:
         for case in cases:
             function, args, specs, _ = CASES[case]
@@ -247,7 +247,7 @@ def check_fallback(cases):
             else:
                 raise AssertionError("a target that was asked for is not used")
     finally:
-        primitive.default_for = real
+        at_hand.default_for = real
 
 
 def check_vmap():
