@@ -269,6 +269,9 @@ def drawn(leaf: Any, random: np.random.Generator) -> Any:
         return jax.random.split(jax.random.key(int(random.integers(1 << 31))), count).reshape(leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.floating):
         return jnp.asarray(random.standard_normal(leaf.shape), leaf.dtype)
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        real, imag = random.standard_normal((2, *leaf.shape))
+        return jnp.asarray(real + 1j * imag, leaf.dtype)
     if leaf.dtype == bool:
         return jnp.asarray(random.random(leaf.shape) < 0.5)
     return jnp.asarray(random.integers(0, 4, leaf.shape), leaf.dtype)
@@ -290,6 +293,11 @@ def _compare(
         index = tuple(int(n) for n in np.argwhere(at)[0])
         return Counterexample("execution", name, index, str(theirs[index]), str(ours[index]))
 
+    if jnp.issubdtype(ours.dtype, jnp.complexfloating):
+        found = (
+            _compare(name, part(ours), part(theirs), part(exact), errors, np.abs(moved)) for part in (np.real, np.imag)
+        )
+        return next((wrong for wrong in found if wrong is not None), None)
     if not jnp.issubdtype(ours.dtype, jnp.floating):
         changed = (ours != theirs) & np.isfinite(moved)
         return differs(changed) if np.mean(changed) > _FEW else None

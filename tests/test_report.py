@@ -202,6 +202,29 @@ def test_a_wrong_integer_is_a_counterexample(monkeypatch):
         assert (wrong.stage, wrong.index) == ("execution", (1,))
 
 
+@pytest.mark.parametrize("part", [0, 1])
+def test_complex_results_are_compared_part_by_part(monkeypatch, part):
+    """Roundings are none of the wrong ones, and either part may be wrong."""
+
+    def sums(x, y):
+        return jnp.sum(x[:, None] / y[None], axis=-1)
+
+    x, y = (jax.ShapeDtypeStruct((256, 64), "complex64") for _ in range(2))
+    priced = FuseOptions(price=True, check=False)
+    found = pf.verify(pf.fuse(sums, options=priced), x, y, delta=1e-2)
+    assert found.plan.kernels and found.equivalent
+    right = execution._EMITTERS["xla"]
+
+    def run(program, inputs):
+        made = right(program, inputs)
+        wrong = list(made)[part]
+        return made | {wrong: made[wrong].at[3, 2].add(1.0)}
+
+    monkeypatch.setitem(execution._EMITTERS, "xla", run)
+    wrong = pf.verify(pf.fuse(sums, options=priced), x, y, delta=1e-2).counterexample
+    assert (wrong.stage, wrong.index) == ("execution", (3, 2))
+
+
 def negate_updates(right):
     """`fold_over` with a wrong sign in every repair."""
 
