@@ -36,7 +36,7 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
     without: makes the other plan, checked as well; it is asked for only if something is measured or the first has lost.
     measure: False looks up what is known. What cannot be timed as a whole keeps the bodies that were faster alone, and says so.
     """
-    unfit = _why_untimed(plan)
+    unfit = why_untimed(plan)
     if unfit:
         return _with(plan, Verdict(BODIES, True, f"not measured as a whole: it has {', '.join(unfit)}"))
     other = Later(without)
@@ -56,7 +56,7 @@ def faster_as_planned(checked: Plan, planned: Plan, device: Any, *, measure: boo
     What cannot be timed stays as it was checked. measure: as of `with_bodies_that_pay`.
     """
     same = _ways(planned) == _ways(checked) and whole_key(planned.converted.jaxpr) == whole_key(checked.converted.jaxpr)
-    if same or _why_untimed(checked) or _why_untimed(planned):
+    if same or why_untimed(checked) or why_untimed(planned):
         return checked
     identity = {**_identity(planned, device), "of": "call as it is planned", "beside": str(_identity(checked, device))}
     known, seconds = _compared(planned, known_already(checked), identity, device, measure=measure)
@@ -72,7 +72,7 @@ def _ways(plan: Plan) -> list[str]:
     return [way_of_kernel(k) for p in plan.all() for k in p.kernels]
 
 
-def _why_untimed(plan: Plan) -> list[str]:
+def why_untimed(plan: Plan) -> list[str]:
     """Names what a call has that is not run on drawn arguments."""
     unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
     has_choice = any(FUSED_CALL in primitives(branch) for branch in branches(plan.converted.jaxpr))

@@ -30,7 +30,7 @@ from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.loop_check import faster_as_planned, timed_boundary, with_bodies_that_pay
+from pallasfuse.loop_check import faster_as_planned, timed_boundary, why_untimed, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
@@ -225,7 +225,8 @@ class FusedCall:
         kept = {b.what for b in plan.bodies if b.plan.kernels}
         is_timed = any(v.subject == BODIES for v in plan.verdicts)  # with bodies that have won alone
         lost = set() if is_timed else {b.what for b in self.plan(self.judged(target, device)).bodies} - kept
-        if not lost and not any(v.subject == WRITTEN_OUT for v in plan.verdicts):  # nor has it another form
+        has_form = any(v.subject == WRITTEN_OUT for v in plan.verdicts)
+        if not (lost or has_form) or why_untimed(plan):
             return plan
         other = self._without_clock()
         judged = other.judged(target, device)

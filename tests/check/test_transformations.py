@@ -369,6 +369,18 @@ def test_who_is_strict_gets_what_was_checked(clock, monkeypatch):
     assert not whole.compared
 
 
+def test_what_cannot_be_timed_is_not_planned_once_more(clock, monkeypatch):
+    def until(x, y):
+        return jax.lax.while_loop(lambda s: s[0].real.sum() > 1e9, lambda s: (s[0] / y, s[1] + 1), (x, 0))
+
+    clock(0.5)
+    asked = []
+    monkeypatch.setattr(primitive.FusedCall, "_without_clock", lambda self: asked.append(self))
+    x = (X + 1j).astype("complex64")
+    pf.fuse(until)(x, x)
+    assert not asked
+
+
 def test_kernels_that_fail_later_are_left_out_of_what_is_planned(clock, monkeypatch):
     """What is known to fail stays away, also where the call as it is planned has won before."""
     clock(0.5)
