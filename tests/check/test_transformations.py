@@ -12,7 +12,7 @@ import pallasfuse as pf
 from pallasfuse import check, execution, isolation, loop_check, primitive, store, written_out
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from pallasfuse.verdicts import BODIES, WHOLE_CALL
+from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT
 from tests.check.clock import Clock, X, kernels_run, same, timed_by
 from tests.programs_by_name import softmax, variance
 
@@ -375,9 +375,17 @@ def test_what_cannot_be_timed_is_not_planned_once_more(clock, monkeypatch):
 
     clock(0.5)
     asked = []
-    monkeypatch.setattr(primitive.FusedCall, "_without_clock", lambda self: asked.append(self))
+    own = primitive.FusedCall._without_clock
+
+    def noted(self):
+        asked.append(self)
+        return own(self)
+
+    monkeypatch.setattr(primitive.FusedCall, "_without_clock", noted)
     x = (X + 1j).astype("complex64")
-    pf.fuse(until)(x, x)
+    fused = pf.fuse(until)
+    fused(x, x)
+    assert any(v.subject == WRITTEN_OUT for v in fused.explain(x, x).verdicts)
     assert not asked
 
 
