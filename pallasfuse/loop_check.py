@@ -53,7 +53,7 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
 def faster_as_planned(checked: Plan, planned: Plan, device: Any, *, measure: bool) -> Plan:
     """Returns a checked plan, or another one of the same call that is as prices have made it, if that is faster by the clock.
 
-    What cannot be timed stays as it was checked. measure: as of `with_bodies_that_pay`.
+    A call that cannot be timed keeps the checked plan. measure: as of `with_bodies_that_pay`.
     """
     same = _ways(planned) == _ways(checked) and whole_key(planned.converted.jaxpr) == whole_key(checked.converted.jaxpr)
     if same or why_untimed(checked) or why_untimed(planned):

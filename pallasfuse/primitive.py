@@ -220,11 +220,11 @@ class FusedCall:
         Forms are chosen as XLA runs them, and bodies of loops are checked as programs of their own: what kernels gain in another
         form, or in a loop, only a clock for the whole has seen.
         """
-        if self.is_body or self.options.strict or not wanted(self.options):
+        if self.is_body or not wanted(self.options):
             return plan
-        kept = {b.what for b in plan.bodies if b.plan.kernels}
+        kept = {b.number for b in plan.bodies if b.plan.kernels}
         is_timed = any(v.subject == BODIES for v in plan.verdicts)  # with bodies that have won alone
-        lost = set() if is_timed else {b.what for b in self.plan(self.judged(target, device)).bodies} - kept
+        lost = set() if is_timed else {b.number for b in self.plan(self.judged(target, device)).bodies} - kept
         has_form = any(v.subject == WRITTEN_OUT for v in plan.verdicts)
         if not (lost or has_form) or why_untimed(plan):
             return plan
@@ -233,8 +233,6 @@ class FusedCall:
         if other.program(judged) is other.jaxpr and not lost:
             return plan
         planned = other._settled_as_it_is(target, device, measure=False)  # without what is known to fail
-        if other.program(judged) is not other.jaxpr:
-            planned = planned.of_written_out()
         has_kernels = planned.kernels or planned.bodies
         return faster_as_planned(plan, planned, device, measure=measure) if has_kernels else plan
 

@@ -120,7 +120,7 @@ def count_xla(
 ) -> Price:
     """Counts the nests that are kernels of their own in the simplest compiler, and adds a trifle for their traffic.
 
-    What does nothing is none.
+    Operations that do nothing are not counted.
     """
     kernels = xla_kernels(
         as_xla_runs(program, one_by_one=False),

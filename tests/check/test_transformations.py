@@ -361,14 +361,6 @@ def test_kernels_of_a_form_that_xla_runs_no_faster_may_win(clock, monkeypatch, f
     assert len(whole.compared) == 1
 
 
-def test_who_is_strict_gets_what_was_checked(clock, monkeypatch):
-    clock(2.0)
-    whole = Clock(2.0)
-    monkeypatch.setattr(loop_check, "compare", whole)
-    pf.fuse(softmax, options=pf.FuseOptions(strict=True, check=True))(X)
-    assert not whole.compared
-
-
 def test_what_cannot_be_timed_is_not_planned_once_more(clock, monkeypatch):
     def until(x, y):
         return jax.lax.while_loop(lambda s: s[0].real.sum() > 1e9, lambda s: (s[0] / y, s[1] + 1), (x, 0))
