@@ -291,8 +291,11 @@ def paying_together(found: Grouping, places: Places) -> Grouping:
     lost = {id(group): why for group, why in losing_together(judge, groups, most_asked)}
     kept = [g for g in groups if id(g) not in lost]
     if predicted_us(places, kept) >= judge.apart_us([]):
-        lost |= {id(g): "all kernels together would not be faster than XLA's" for g in kept}
-        kept = []
+        kept = _one_by_one(places, groups, most_asked)
+        in_vain = {id(g) for g in groups} - {id(g) for g in kept}
+        lost = dict.fromkeys(in_vain, "its kernel costs the whole program more than it saves") | {
+            n: why for n, why in lost.items() if n in in_vain
+        }
     covered = {n.name for g in kept for n in g.nests}.union(entry.name for entry in found.left)
     left = dict.fromkeys(
         Left(n.name, lost[id(g)], n.source)
@@ -300,6 +303,23 @@ def paying_together(found: Grouping, places: Places) -> Grouping:
     )  # fmt: skip
     replaced = tuple(judge.replaced(g, [other for other in kept if other is not g]) for g in kept)
     return Grouping(tuple(kept), (*found.left, *left), replaced)
+
+
+def _one_by_one(places: Places, groups: Sequence[Group], most_asked: int) -> list[Group]:
+    """Returns groups with each of which a program takes less time than with those before it, the one that saves most first.
+
+    Beside a kernel, XLA stores other values than without it: that is no part of what the kernel replaces.
+    """
+    kept: list[Group] = []
+    least_us, asked = places.judge.apart_us([]), 0
+    while len(kept) < len(groups) and asked <= most_asked:
+        others = [[*kept, g] for g in groups if not any(g is k for k in kept)]
+        us, more = min(((predicted_us(places, o), o) for o in others), key=lambda found: found[0])
+        if us >= least_us:
+            break
+        least_us, kept = us, more
+        asked += len(others)
+    return [g for g in groups if any(g is k for k in kept)]
 
 
 _INTERACTION = 1.5

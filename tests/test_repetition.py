@@ -309,8 +309,26 @@ def test_what_saves_nothing_all_together_is_left_to_xla(parted, monkeypatch):
     monkeypatch.setattr(repetition, "predicted_us", lambda *_: 1e9)
     grouping = choose_groups(parted)
     assert grouping.groups == () == grouping.replaced
-    assert {entry.reason for entry in grouping.left} >= {"all kernels together would not be faster than XLA's"}
+    assert {entry.reason for entry in grouping.left} >= {"its kernel costs the whole program more than it saves"}
     assert len({entry.name for entry in grouping.left}) == len(grouping.left)
+
+
+def test_groups_that_pay_by_themselves_stay_where_all_together_do_not(parted, monkeypatch):
+    """The first group saves something, and each of the others costs more than it saves."""
+    promising(1e6, monkeypatch)
+    whole_us = parted.judge.apart_us([])
+    groups = choose_groups(parted).groups
+    assert len(groups) >= 2
+    first = groups[0].name
+
+    def predicted_us(_, chosen):
+        return whole_us + sum(-1.0 if g.name == first else 1.0 for g in chosen)
+
+    monkeypatch.setattr(repetition, "predicted_us", predicted_us)
+    grouping = choose_groups(Placements(parted.converted, parted.target, parted.options))
+    assert [g.name for g in grouping.groups] == [first] and len(grouping.replaced) == 1
+    left = {e.name for e in grouping.left if e.reason == "its kernel costs the whole program more than it saves"}
+    assert left == {n.name for g in groups[1:] for n in g.nests if n.is_reduction} != set()
 
 
 def test_pieces_of_which_each_needs_the_others_lose_together(parted, monkeypatch):

@@ -16,6 +16,22 @@ MOST_POSITIONS = 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """The values that a kernel computes, reads and stores, where there is a choice."""
+
+    relaid: frozenset[str] = frozenset()
+    """Maps that stay outside of the kernel, which reads what they store."""
+    hands_out: bool = True
+    """Does the kernel store inner reductions that others read? Else they compute them again."""
+    given: frozenset[str] = frozenset()
+    """Reductions that the kernel could compute inside, but reads: XLA stores them for others, or they are a single number."""
+    streams: bool = True
+    """Does it store maps over its rolled axis that others read? Else they compute them again, from its reductions."""
+    widens: bool = False
+    """Does it compute maps of rejected reductions that take more bytes than what they are computed from? Else it reads them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A legal group, and the least time that its kernel could take."""
 
@@ -23,12 +39,9 @@ class Candidate:
     covers: frozenset[str]
     """Reductions computed inside."""
     least_us: float
-    relaid: frozenset[str] = frozenset()
-    """Maps that stay outside of the kernel, which reads what they store."""
+    way: Way = Way()
     again: frozenset[str] = frozenset()
     """Reductions that the kernel computes for itself, though others compute them as well (`fusion.recomputation`)."""
-    given: frozenset[str] = frozenset()
-    """Reductions that the kernel could compute inside, but reads: XLA stores them for others, or they are a single number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,8 @@ class Context:
 
 ALONE = Context()
 """No groups are chosen yet."""
+WHOLE = Way()
+"""Everything is computed inside, from arguments as they lie, and stored for others."""
 
 
 def unsupported(nest: Nest, target: Target, body: Expr | None = None) -> str | None:
@@ -70,14 +85,19 @@ def as_store(nest: Nest) -> Nest:
     return Nest(nest.name, nest.axes, read(nest.name, nest.axes, nest.dtype), nest.dtype, source=nest.source)
 
 
-def materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset[str]) -> frozenset[str]:
-    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel."""
+def materialized_maps(
+    graph: Graph, rejected: frozenset[str], members: frozenset[str], *, widens: bool = False
+) -> frozenset[str]:
+    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel.
+
+    widens: without those that take more bytes than what they are computed from.
+    """
     if not rejected:
         return frozenset()
     keep: set[str] = set()
     sizes = {r: volume(graph.nests[r].axes) for r in rejected}
     for nest in graph.nests.values():
-        if nest.is_reduction or graph.depends(nest.name, members):
+        if nest.is_reduction or graph.depends(nest.name, members) or (widens and nest.name in graph.widened):
             continue
         below = [sizes[r] for r in rejected & graph.ancestors[nest.name]]
         if below and volume(nest.axes) <= max(below):

@@ -7,14 +7,17 @@ A candidate starts from reductions over one axis (the folds), takes in the reduc
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.candidate import (
     ALONE,
     MOST_POSITIONS,
+    WHOLE,
     Candidate,
     Context,
+    Way,
     as_store,
     convexity_violation,
     is_opaque,
@@ -39,8 +42,7 @@ from pallasfuse.targets import Target
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
     group = candidate.group
     members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
-    way = _Way(candidate.relaid, not candidate.again, candidate.given)
-    built = _build(graph, group.rolled, members, group.parallel, target, context, way)
+    built = _build(graph, group.rolled, members, group.parallel, target, context, candidate.way)
     return built if isinstance(built, Candidate) else None
 
 
@@ -100,30 +102,23 @@ def candidates(
             chosen = shorter if len(shorter) < len(chosen) else chosen[:-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """The values that a kernel computes, reads and stores, where there is a choice. relaid, given: as of `Candidate`."""
-
-    relaid: frozenset[str] = frozenset()
-    hands_out: bool = True
-    """Does the kernel store inner reductions that others read? Else they compute them again."""
-    given: frozenset[str] = frozenset()
-
-
-def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iterator[_Way]:
+def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iterator[Way]:
     """Yields what may be better than to compute everything inside, from arguments as they lie, and to store it for others."""
     hands_out = {True, all(is_of(graph, n.name, members) for n in built.group.outputs)}
     for relaid in (frozenset[str](), *_stored_before(graph, built.group)):
-        yield from (_Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
+        yield from (Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
+    streams = {True, not any(_is_streamed(graph, n, built.group.rolled) for n in built.group.outputs)}
+    widens = {False, not graph.widened.isdisjoint(built.group.inputs)}
+    yield from (Way(streams=s, widens=w) for s, w in sorted(product(streams, widens)) if w or not s)
     given = needed_elsewhere(graph, members, [n.name for n in built.group.inner], built.group.rolled)
     # a number for all blocks: each of them would compute it
     single = frozenset(n.name for n in built.group.inner if not n.axes and not graph.depends(n.name, members))
-    yield from (_Way(given=names) for names in dict.fromkeys((given, single)) if names)
+    yield from (Way(given=names) for names in dict.fromkeys((given, single)) if names)
 
 
 def _build(
     graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = ALONE,
-    way: _Way = _Way(),
+    way: Way = WHOLE,
 ) -> Candidate | tuple[str, str]:  # fmt: skip
     """The candidate with exactly these folds, or (the member that prevents it, why)."""
     names = frozenset(n.name for n in members)
@@ -143,7 +138,7 @@ def _build(
     rejected: dict[str, str] = {}
     before = context.made | way.relaid | way.given | _unsupported_maps(graph, names, target)
     while True:
-        keep = materialized_maps(graph, frozenset(rejected), names) | before
+        keep = materialized_maps(graph, frozenset(rejected), names, widens=way.widens) | before
         bodies = graph.inlined(keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = moved_reads([*members, *inner], bodies)
@@ -175,7 +170,7 @@ def _build(
     violation = convexity_violation(graph, members, inner, inside)
     if violation is not None:
         return violation
-    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
+    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target, streams=way.streams)
     again = frozenset[str]()
     if not way.hands_out:
         again = computed_again(graph, names, inner, outputs)
@@ -217,7 +212,8 @@ def _build(
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
     least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
-    return Candidate(group, inside - again, least, way.relaid & reads, again, way.given & reads)
+    taken = replace(way, relaid=way.relaid & reads, given=way.given & reads)
+    return Candidate(group, inside - again, least, taken, again)
 
 
 def _unsupported_maps(graph: Graph, members: frozenset[str], target: Target) -> frozenset[str]:
@@ -351,13 +347,18 @@ def _member_above(members: Collection[Nest], graph: Graph, nest: Nest) -> str:
 
 def _absorb(
     graph: Graph, bodies: Mapping[str, Expr], inside: frozenset[str], axes: frozenset[Axis], rolled: Axis,
-    keep: frozenset[str], context: Context, target: Target,
+    keep: frozenset[str], context: Context, target: Target, *, streams: bool,
 ) -> list[str]:  # fmt: skip
-    """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes."""
+    """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes.
+
+    streams: also maps over the rolled axis that others could compute again.
+    """
     absorbed: set[str] = set()
     largest = max(volume(graph.nests[n].axes) for n in inside)
     for nest in graph.nests.values():
         if nest.is_reduction or nest.name in keep or not graph.depends(nest.name, inside):
+            continue
+        if not streams and _is_streamed(graph, nest, rolled):
             continue
         body = bodies[nest.name]
         if body.tensors.isdisjoint(inside) or not axes.issuperset(nest.axes):
@@ -370,11 +371,16 @@ def _absorb(
         foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
         if not aligned or foreign:
             continue
-        streams = rolled in nest.axes
-        expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest
+        is_streamed = rolled in nest.axes
+        expands = not any(rolled in r.indices for r in reads) if is_streamed else volume(nest.axes) > largest
         if not expands or nest.name in graph.outputs:
             absorbed.add(nest.name)
     return needed(graph, inside | (absorbed - _stored_twice(graph, inside | absorbed)), context)
+
+
+def _is_streamed(graph: Graph, nest: Nest, rolled: Axis) -> bool:
+    """Is a value as large as what a kernel reads tile by tile, and only wanted by others that could compute it again?"""
+    return rolled in nest.axes and nest.name not in graph.stored
 
 
 def _stored_twice(graph: Graph, made: frozenset[str]) -> set[str]:

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.inline import Known, inline_maps
+from pallasfuse.fusion.sources import Sources
 from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis
@@ -42,6 +44,23 @@ class Graph:
     def signs(self) -> Mapping[str, Sign]:
         """The known signs of values, by name."""
         return _reduction_signs(self.program)
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """What XLA stores in any case, and what that is computed from by maps: results, operands of products and of external
+        tensors."""
+        found = set(self.outputs)
+        for node in reversed(self.program.nests):
+            is_map = isinstance(node, Nest) and not node.is_reduction
+            if node.name in found if is_map else isinstance(node, External) or product_operands(node) is not None:
+                found |= node.reads
+        return frozenset(found)
+
+    @cached_property
+    def widened(self) -> frozenset[str]:
+        """The maps that take more bytes than what they are computed from."""
+        sources = Sources()
+        return frozenset(n.name for n in self.nests.values() if not n.is_reduction and sources.are_narrower(n))
 
     def compared(self) -> frozenset[str]:
         """The tensors on whose exact bfloat16 values something depends."""

@@ -2,13 +2,15 @@
 
 A program within the limits is one segment. A longer one is cut where the fewest elements are alive, and what crosses a cut
 is stored, as it would be between two kernels. Layers that repeat are cut at the same place, so that equal layers are equal
-segments. Maps of positions alone, like masks, are part of every segment that reads them.
+segments. Maps of positions alone, like masks, are part of every segment that reads them, and so are maps of what takes fewer bytes
+than they do: logits less their largest, of logits that a product has stored in half precision, are computed again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+from pallasfuse.fusion.sources import Sources
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Apply, Const, Index, Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -28,13 +30,45 @@ def segments(program: LoopProgram) -> Iterator[LoopProgram]:
     last_read = {name: n for n, nest in enumerate(nests) for name in nest.reads}
     last_read |= dict.fromkeys(program.outputs, len(nests))
     types = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
-    for start, stop in pairwise(_boundaries(nests, last_read)):
-        inside = nests[start:stop]
-        copied = _needed(inside, free)
-        made = frozenset(n.name for n in (*copied, *inside))
-        read = dict.fromkeys(t for n in inside for t in _operands(n) if t not in made)
-        outputs = tuple(n.name for n in inside if last_read.get(n.name, -1) >= stop)
-        yield LoopProgram(tuple(types[t] for t in read), (*copied, *inside), outputs)
+    parts = [nests[start:stop] for start, stop in pairwise(_boundaries(nests, last_read))]
+    again = free | _computed_again(program.nests, program.outputs)
+    copies = [_needed(inside, _without(again, _names(inside))) for inside in parts]
+    reads = [_read_by((*copied, *inside)) for copied, inside in zip(copies, parts, strict=True)]
+    wanted = [*accumulate(map(frozenset, reads[:0:-1]), frozenset.union, initial=frozenset(program.outputs))][::-1]
+    for inside, copied, read, later in zip(parts, copies, reads, wanted, strict=True):
+        yield LoopProgram(
+            tuple(types[t] for t in read), (*copied, *inside), tuple(n.name for n in inside if n.name in later)
+        )
+
+
+def _names(nests: Sequence[Nest | External]) -> frozenset[str]:
+    return frozenset(n.name for n in nests)
+
+
+def _without(nests: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nest]:
+    return {name: nest for name, nest in nests.items() if name not in names}
+
+
+def _read_by(nests: Sequence[Nest | External]) -> list[str]:
+    """Returns what a program of these nests reads and does not make, in order."""
+    made = _names(nests)
+    return list(dict.fromkeys(t for n in nests for t in _operands(n) if t not in made))
+
+
+_MOST_AGAIN = 16
+"""The most maps of which a map that is computed again may be the last one: a bound on how long segments become."""
+
+
+def _computed_again(nests: Sequence[Nest | External], stored: Collection[str]) -> dict[str, Nest]:
+    """Returns the maps that are cheaper to compute again in a later segment than to store for it. stored: results, in any case."""
+    found: dict[str, Nest] = {}
+    sources = Sources()
+    for nest in nests:
+        if not isinstance(nest, Nest) or nest.is_reduction or nest.name in stored:
+            continue
+        if len(_needed([nest], found)) < _MOST_AGAIN and sources.are_narrower(nest):
+            found[nest.name] = nest
+    return found
 
 
 def _operands(nest: Nest | External) -> Iterator[str]:
@@ -62,7 +96,7 @@ def _needed(nests: Sequence[Nest | External], free: Mapping[str, Nest]) -> list[
         name = stack.pop()
         if name not in names:
             names.add(name)
-            stack.extend(free[name].reads)
+            stack.extend(t for t in free[name].reads if t in free)
     return [nest for name, nest in free.items() if name in names]
 
 

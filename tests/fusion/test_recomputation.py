@@ -173,11 +173,11 @@ def scaled_by_a_number(x, y, a, b):
 def test_a_number_for_all_blocks_may_be_given_to_a_kernel():
     graph, all_of_them = found(scaled_by_a_number, (30, 400), (400, 8), (5,), (5,))
     whole = [c for c in all_of_them if len(c.group.folds) == 3]
-    inside = {bool(c.given): {n.name for n in c.group.inner} for c in whole}
+    inside = {bool(c.way.given): {n.name for n in c.group.inner} for c in whole}
     (scale,) = inside[False] - inside[True]
-    (given,) = {c.given for c in whole if c.given}
+    (given,) = {c.way.given for c in whole if c.way.given}
     assert given == {scale} and not graph.nests[scale].axes
-    candidate = next(c for c in whole if c.given)
+    candidate = next(c for c in whole if c.way.given)
     assert scale in candidate.group.inputs
     assert scale not in candidate.covers
     inputs = random_inputs(graph.program)

@@ -110,7 +110,7 @@ def test_what_is_stored_for_others_may_be_read_as_it_lies():
     axes = dict.fromkeys(a for n in graph.reductions() for a in n.reduced)
     found = [c for a in axes for m in components(graph, a) for c in candidates(graph, a, m, XLA_CPU, {})]
     whole = [c for c in found if len(c.group.folds) == 3]
-    assert [sorted(c.relaid) for c in whole] == [[], ["t0"], ["t1"]]
+    assert [sorted(c.way.relaid) for c in whole] == [[], ["t0"], ["t1"]]
     assert "bias" in whole[0].group.inputs and {"bias", "t0"}.isdisjoint(whole[2].group.inputs)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallasfuse.fusion.segments import MOST_NESTS, MOST_REDUCTIONS, Run, longest_run, segments, signature
+from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.loop_program import Nest, verify
 from pallasfuse.ir.renaming import canonical
 from pallasfuse.jaxpr_frontend import convert
@@ -72,6 +73,36 @@ def test_maps_of_positions_are_part_of_each_segment_that_reads_them():
     for part in parts:
         verify(part)
         assert all(t.dtype != "bool" for t in part.inputs)
+
+
+def test_maps_of_narrower_values_are_computed_again_behind_a_cut():
+    """What crosses is the product in half precision and the largest of each row, not their difference in float32."""
+
+    def function(x):
+        logits = jnp.dot(x, jnp.cos(x).T).astype(jnp.bfloat16).astype(jnp.float32)
+        shifted = logits - logits.max(-1, keepdims=True)
+        results = [jnp.exp(shifted * n).sum(-1) for n in range(1, 2 * MOST_REDUCTIONS)]
+        return results
+
+    program = program_of(function)
+    parts = list(segments(program))
+    assert len(parts) > 1
+    wide = {n.name for n in program.nests if len(n.axes) == 2 and n.dtype == "float32" and n.axes[0] != n.axes[1]}
+    half = {n.name for n in program.nests if n.dtype == "bfloat16"}
+    (crossing,) = half & set(parts[0].outputs)
+    for part in parts[1:]:
+        verify(part)
+        assert crossing in {t.name for t in part.inputs}
+        assert wide.isdisjoint(t.name for t in part.inputs)
+        assert wide & {n.name for n in part.nests}
+    inputs = {t.name: np.random.default_rng(0).normal(size=[a.extent for a in t.axes]) for t in program.inputs}
+    values = dict(inputs)
+    for part in parts:  # each from what those before it hand out
+        found = evaluate(part, {t.name: values[t.name] for t in part.inputs})
+        values |= {name: found[name] for name in part.outputs}
+    want = evaluate(program, inputs)
+    for name in program.outputs:
+        np.testing.assert_allclose(values[name], want[name], rtol=1e-12)
 
 
 def test_every_output_is_made_by_a_segment():

@@ -1,0 +1,104 @@
+"""Maps that take more bytes than what they are computed from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.sources import Sources
+from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.jaxpr_frontend import convert
+from tests.fusion.group_interpreter import GroupRun
+from tests.fusion.test_recomputation import found
+from tests.programs_by_name import close, random_inputs
+
+HALF = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
+FLOAT = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+ROW = jax.ShapeDtypeStruct((128,), jnp.float32)
+
+
+def narrower(function, *structs) -> list[bool]:
+    sources = Sources()
+    nests = convert(jax.make_jaxpr(function)(*structs)).program.nests
+    return [sources.are_narrower(n) for n in nests]
+
+
+@pytest.mark.parametrize(
+    ("function", "structs", "found"),
+    [
+        (lambda x: x.astype(jnp.float32), [HALF], [True]),
+        (lambda x: x.astype(jnp.float32) * 2 + 1, [HALF], [True, True, True]),
+        (lambda x: x * 2, [HALF], [False]),
+        (lambda x: x.astype(jnp.bfloat16), [FLOAT], [False]),
+        (lambda x, y: x.astype(jnp.float32) + y, [HALF, FLOAT], [True, False]),
+        (lambda x, b: x.astype(jnp.float32) + b, [HALF, ROW], [True, False, True]),
+        (lambda b: jnp.broadcast_to(b, (64, 128)), [ROW], [True]),
+    ],
+    ids=["converted", "a chain", "as many", "narrowed", "another as large", "a bias", "repeated"],
+)  # fmt: skip
+def test_a_map_and_what_it_is_computed_from(function, structs, found):
+    assert narrower(function, *structs) == found
+
+
+def test_what_a_map_is_no_narrower_than_is_a_source_of_its_own():
+    """The doubled values are read as they are stored; what they were computed from does not count twice."""
+    assert narrower(lambda x: (x * 2).astype(jnp.float32), HALF) == [False, True]
+
+
+def test_values_that_somebody_stores_and_what_they_are_made_of():
+    def function(x, w):
+        shifted = x - x.max(-1, keepdims=True)
+        scaled = jnp.exp(shifted) * 2
+        return scaled @ w, jnp.sum(jnp.sin(shifted)), x + 1
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 8), (8, 24))]
+    graph = Graph(convert(jax.make_jaxpr(function)(*shapes)).program)
+    ops = {n.name: getattr(n.body, "op", None) for n in graph.nests.values()}
+    stored = {ops[n] for n in graph.stored & ops.keys()}
+    assert {"exp", "mul", "sub", "add"} <= stored and "sin" not in stored
+    assert graph.widened == {n.name for n in graph.nests.values() if n.axes and not n.body.tensors} | {
+        n.name for n in graph.nests.values() if not n.is_reduction and Sources().are_narrower(n)
+    }
+
+
+def entropy_of(logits):
+    """The log-chances of rows are read by reductions that are none of the first kernel."""
+    logp = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
+    return jnp.sum(jnp.cos(logp), 0), jnp.max(logp, 0)
+
+
+def test_a_kernel_need_not_store_what_others_could_compute_again():
+    graph, all_of_them = found(entropy_of, (300, 400))
+    rows_only = [c for c in all_of_them if not c.way.streams and len(c.group.folds) == 2]
+    assert rows_only
+    inputs = random_inputs(graph.program)
+    want = evaluate(graph.program, inputs)
+    for candidate in rows_only:
+        names = [f.name for f in candidate.group.folds]
+        others = [c for c in all_of_them if c.way.streams and [f.name for f in c.group.folds] == names]
+        assert all(candidate.group.rolled not in n.axes for n in candidate.group.outputs)
+        assert any(candidate.group.rolled in n.axes for c in others for n in c.group.outputs)
+        got = GroupRun(candidate.group, want, np.random.default_rng(0)).run(split=False)
+        assert got
+        for name, value in got.items():
+            close(value, want[name])
+
+
+def scores_of_half(x, b):
+    """Sums that are stored in half precision, whose rows are read in float32."""
+    scores = jnp.sum(x, 0).astype(jnp.bfloat16).astype(jnp.float32) + b
+    return jnp.exp(scores - scores.max(-1, keepdims=True)).sum(-1)
+
+
+def test_a_kernel_may_read_what_others_computed_as_it_is_stored():
+    graph, all_of_them = found(scores_of_half, (500, 30, 150), (150,))
+    both = {c.way.widens: c for c in all_of_them if len(c.group.folds) == 2}
+    assert set(both) == {False, True}
+    types = {d.name: d.dtype for d in graph.program.definitions()}
+    large = {w: {types[t] for t in c.group.inputs if t in graph.nests} for w, c in both.items()}
+    assert large == {False: {"float32"}, True: {"bfloat16"}}
+    inputs = random_inputs(graph.program)
+    want = evaluate(graph.program, inputs)
+    for name, value in GroupRun(both[True].group, want, np.random.default_rng(0)).run(split=False).items():
+        close(value, want[name])
