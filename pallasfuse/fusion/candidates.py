@@ -109,7 +109,8 @@ def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iter
         yield from (Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
     streams = {True, not any(_is_streamed(graph, n, built.group.rolled) for n in built.group.outputs)}
     widens = {False, not graph.widened.isdisjoint(built.group.inputs)}
-    yield from (Way(streams=s, widens=w) for s, w in sorted(product(streams, widens)) if w or not s)
+    for s, w in sorted(product(streams, widens)):
+        yield from (Way(hands_out=h, streams=s, widens=w) for h in sorted(hands_out) if w or not s)
     given = needed_elsewhere(graph, members, [n.name for n in built.group.inner], built.group.rolled)
     # a number for all blocks: each of them would compute it
     single = frozenset(n.name for n in built.group.inner if not n.axes and not graph.depends(n.name, members))

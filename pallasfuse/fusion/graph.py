@@ -9,7 +9,7 @@ from pallasfuse.fusion.sources import Sources
 from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.expr import Expr, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -47,13 +47,15 @@ class Graph:
 
     @cached_property
     def stored(self) -> frozenset[str]:
-        """What XLA stores in any case, and what that is computed from by maps: results, operands of products and of external
-        tensors."""
+        """What XLA stores in any case: results, operands of products and of external tensors, and what these are computed from by
+        maps, as long as that is one value of their size. Of several, XLA stores what they become together."""
         found = set(self.outputs)
         for node in reversed(self.program.nests):
-            is_map = isinstance(node, Nest) and not node.is_reduction
-            if node.name in found if is_map else isinstance(node, External) or product_operands(node) is not None:
+            if isinstance(node, External) or product_operands(node) is not None:
                 found |= node.reads
+            elif not node.is_reduction and node.name in found:
+                whole = {r.tensor for r in reads_in(node.body) if frozenset(r.indices) == frozenset(node.axes)}
+                found |= whole if len(whole) == 1 else set()
         return frozenset(found)
 
     @cached_property

@@ -158,10 +158,11 @@ def and_a_gradient(x, y):
 
 @pytest.mark.parametrize(("function", "stored"), [(both_ways, False), (and_a_gradient, True)])
 def test_scores_are_stored_where_a_gradient_needs_them(function, stored):
+    """A kernel reads them then, and the other one still computes them by itself: that takes less time than to read them."""
     rows = jax.ShapeDtypeStruct((8192, 256), "bfloat16")
     plan = planned(function, rows, rows)
-    assert len(plan.kernels) == (1 if stored else 2)
-    assert any(k.group.inner for k in plan.kernels) != stored
+    assert len(plan.kernels) == 2
+    assert sum(not k.group.inner for k in plan.kernels) == stored
     assert any(f.operation == "dot_general" for f in plan.fallbacks) == stored
 
 

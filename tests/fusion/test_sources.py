@@ -62,6 +62,17 @@ def test_values_that_somebody_stores_and_what_they_are_made_of():
     }
 
 
+def test_of_several_values_only_what_they_become_together_is_stored():
+    def function(x, w):
+        shifted = x - x.max(-1, keepdims=True)
+        return (jnp.sin(shifted) + jnp.cos(shifted)) @ w
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 8), (8, 24))]
+    graph = Graph(convert(jax.make_jaxpr(function)(*shapes)).program)
+    ops = {n.name: getattr(n.body, "op", None) for n in graph.nests.values()}
+    assert {ops[n] for n in graph.stored & ops.keys()} == {"add", "mul"}  # the sum, and the product of it
+
+
 def entropy_of(logits):
     """The log-chances of rows are read by reductions that are none of the first kernel."""
     logp = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
