@@ -291,7 +291,7 @@ def paying_together(found: Grouping, places: Places) -> Grouping:
     lost = {id(group): why for group, why in losing_together(judge, groups, most_asked)}
     kept = [g for g in groups if id(g) not in lost]
     if predicted_us(places, kept) >= judge.apart_us([]):
-        kept = _one_by_one(places, groups, most_asked)
+        kept = _one_by_one(places, kept, most_asked)
         in_vain = {id(g) for g in groups} - {id(g) for g in kept}
         lost = dict.fromkeys(in_vain, "its kernel costs the whole program more than it saves") | {
             n: why for n, why in lost.items() if n in in_vain

@@ -372,16 +372,19 @@ def _absorb(
         foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
         if not aligned or foreign:
             continue
-        is_streamed = rolled in nest.axes
-        expands = not any(rolled in r.indices for r in reads) if is_streamed else volume(nest.axes) > largest
+        in_tiles = rolled in nest.axes
+        expands = not any(rolled in r.indices for r in reads) if in_tiles else volume(nest.axes) > largest
         if not expands or nest.name in graph.outputs:
             absorbed.add(nest.name)
     return needed(graph, inside | (absorbed - _stored_twice(graph, inside | absorbed)), context)
 
 
 def _is_streamed(graph: Graph, nest: Nest, rolled: Axis) -> bool:
-    """Is a value as large as what a kernel reads tile by tile, and only wanted by others that could compute it again?"""
-    return rolled in nest.axes and nest.name not in graph.stored
+    """Is a value as large as what a kernel reads tile by tile, so that others had better compute it again than read it?
+
+    Not one that XLA stores in any case, nor one that could be told from itself.
+    """
+    return rolled in nest.axes and nest.name not in graph.stored and nest.name not in graph.fragile
 
 
 def _stored_twice(graph: Graph, made: frozenset[str]) -> set[str]:

@@ -5,11 +5,12 @@ from functools import cached_property
 
 from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.inline import Known, inline_maps
+from pallasfuse.fusion.roundings import decided_by_roundings, round_in_one_way
 from pallasfuse.fusion.sources import Sources
 from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, reads_in
+from pallasfuse.ir.expr import Apply, Expr, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -47,8 +48,11 @@ class Graph:
 
     @cached_property
     def stored(self) -> frozenset[str]:
-        """What XLA stores in any case: results, operands of products and of external tensors, and what these are computed from by
-        maps, as long as that is one value of their size. Of several, XLA stores what they become together."""
+        """What XLA stores in any case: results, and operands of products and of external tensors.
+
+        So is what such a map is computed from by maps, as long as that is one value of its size: it could as well be that one. Of
+        several, XLA stores what they become together.
+        """
         found = set(self.outputs)
         for node in reversed(self.program.nests):
             if isinstance(node, External) or product_operands(node) is not None:
@@ -59,10 +63,30 @@ class Graph:
         return frozenset(found)
 
     @cached_property
+    def decided(self) -> frozenset[str]:
+        """The values on whose roundings something depends."""
+        return decided_by_roundings(self.program)
+
+    @cached_property
+    def fragile(self) -> frozenset[str]:
+        """The maps that something may tell from themselves, computed twice: on whose roundings something depends, and which round
+        in more ways than one, or are computed by maps from such a map."""
+        found: set[str] = set()
+        products: set[str] = set()
+        for n in self.nests.values():
+            if n.is_reduction:
+                continue
+            if isinstance(n.body, Apply) and n.body.op == "mul":
+                products.add(n.name)
+            if not n.reads.isdisjoint(found) or (n.name in self.decided and not round_in_one_way(n.body, products)):
+                found.add(n.name)
+        return frozenset(found)
+
+    @cached_property
     def widened(self) -> frozenset[str]:
-        """The maps that take more bytes than what they are computed from."""
-        sources = Sources()
-        return frozenset(n.name for n in self.nests.values() if not n.is_reduction and sources.are_narrower(n))
+        """The maps that take more bytes than what they are computed from, and of which nothing tells two computations apart."""
+        sources = Sources(self.decided)
+        return frozenset(n.name for n in self.nests.values() if not n.is_reduction and sources.add(n))
 
     def compared(self) -> frozenset[str]:
         """The tensors on whose exact bfloat16 values something depends."""

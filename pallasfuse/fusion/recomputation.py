@@ -14,19 +14,12 @@ from dataclasses import dataclass
 
 from pallasfuse.fusion.candidate import computed_outside
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.ir import dtypes
+from pallasfuse.fusion.roundings import looked_at
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.ir.reducers import PROD, SUM
 
 CONDITION = "a value that something else needs, too, is computed again in the kernel, and rounded by itself"
-
-_SMOOTH = frozenset(
-    {"add", "sub", "mul", "neg", "abs", "square", "max", "min", "exp", "exp2", "expm1", "tanh", "logistic", "sin", "cos",
-     "erf", "erfc", "atan", "asinh", "sinh", "cosh"}
-)  # fmt: skip
-"""Functions that change little where their arguments do: rounding decides nothing."""
 
 
 def computed_again(
@@ -95,26 +88,9 @@ def _meet(graph: Graph, again: frozenset[str], inside: frozenset[str]) -> bool:
         if node.name not in outside:
             origins[node.name] = found
             continue
-        looked_at = [node.reads] if isinstance(node, External) else [e.tensors for e in _looked_at(node.body)]
-        if any(o.again and o.own for o in map(origin, looked_at)):
+        seen = [node.reads] if isinstance(node, External) else [e.tensors for e in looked_at(node.body)]
+        if any(o.again and o.own for o in map(origin, seen)):
             return True
         origins[node.name] = found
     exact = [o for name in graph.outputs if not (o := origins.get(name, _Origin())).summed]
     return any(o.again for o in exact) and any(o.own for o in exact)
-
-
-def _looked_at(body: Expr) -> Iterable[Expr]:
-    """Yields the expressions of which a rounding may decide what a body is."""
-    for node in postorder(body):
-        if not isinstance(node, Apply) or node.op in _SMOOTH:
-            continue
-        match node.op:
-            case "convert":
-                if not (dtypes.is_float(node.dtype) and dtypes.is_float(node.args[0].dtype)):
-                    yield node
-            case "select":
-                yield node.args[0]
-            case "div":
-                yield node.args[1]
-            case _:
-                yield node

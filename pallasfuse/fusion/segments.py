@@ -6,10 +6,11 @@ segments. Maps of positions alone, like masks, are part of every segment that re
 than they do: logits less their largest, of logits that a product has stored in half precision, are computed again.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from pallasfuse.fusion.roundings import decided_by_roundings
 from pallasfuse.fusion.sources import Sources
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Apply, Const, Index, Read, postorder
@@ -31,8 +32,9 @@ def segments(program: LoopProgram) -> Iterator[LoopProgram]:
     last_read |= dict.fromkeys(program.outputs, len(nests))
     types = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
     parts = [nests[start:stop] for start, stop in pairwise(_boundaries(nests, last_read))]
-    again = free | _computed_again(program.nests, program.outputs)
-    copies = [_needed(inside, _without(again, _names(inside))) for inside in parts]
+    again = free | _computed_again(program)
+    order = {name: n for n, name in enumerate(again)}
+    copies = [_needed(inside, again, order) for inside in parts]
     reads = [_read_by((*copied, *inside)) for copied, inside in zip(copies, parts, strict=True)]
     wanted = [*accumulate(map(frozenset, reads[:0:-1]), frozenset.union, initial=frozenset(program.outputs))][::-1]
     for inside, copied, read, later in zip(parts, copies, reads, wanted, strict=True):
@@ -41,34 +43,21 @@ def segments(program: LoopProgram) -> Iterator[LoopProgram]:
         )
 
 
-def _names(nests: Sequence[Nest | External]) -> frozenset[str]:
-    return frozenset(n.name for n in nests)
-
-
-def _without(nests: Mapping[str, Nest], names: Collection[str]) -> dict[str, Nest]:
-    return {name: nest for name, nest in nests.items() if name not in names}
-
-
 def _read_by(nests: Sequence[Nest | External]) -> list[str]:
     """Returns what a program of these nests reads and does not make, in order."""
-    made = _names(nests)
+    made = {n.name for n in nests}
     return list(dict.fromkeys(t for n in nests for t in _operands(n) if t not in made))
 
 
-_MOST_AGAIN = 16
-"""The most maps of which a map that is computed again may be the last one: a bound on how long segments become."""
+_MOST_AGAIN = 8
+"""So many maps at most are computed again for one that is needed behind a cut: a bound on how much longer segments become."""
 
 
-def _computed_again(nests: Sequence[Nest | External], stored: Collection[str]) -> dict[str, Nest]:
-    """Returns the maps that are cheaper to compute again in a later segment than to store for it. stored: results, in any case."""
-    found: dict[str, Nest] = {}
-    sources = Sources()
-    for nest in nests:
-        if not isinstance(nest, Nest) or nest.is_reduction or nest.name in stored:
-            continue
-        if len(_needed([nest], found)) < _MOST_AGAIN and sources.are_narrower(nest):
-            found[nest.name] = nest
-    return found
+def _computed_again(program: LoopProgram) -> dict[str, Nest]:
+    """Returns the maps that are cheaper to compute again in a later segment than to store for it. Results are stored anyway."""
+    sources, stored = Sources(decided_by_roundings(program)), frozenset(program.outputs)
+    maps = (n for n in program.nests if isinstance(n, Nest) and not n.is_reduction and n.name not in stored)
+    return {nest.name: nest for nest in maps if sources.add(nest, _MOST_AGAIN)}
 
 
 def _operands(nest: Nest | External) -> Iterator[str]:
@@ -88,16 +77,17 @@ def _positional(program: LoopProgram) -> dict[str, Nest]:
     return found
 
 
-def _needed(nests: Sequence[Nest | External], free: Mapping[str, Nest]) -> list[Nest]:
-    """Those of `free` that `nests` read, directly or through each other, in the program's order."""
-    names: set[str] = set()
-    stack = [t for n in nests for t in n.reads if t in free]
+def _needed(nests: Sequence[Nest | External], free: Mapping[str, Nest], order: Mapping[str, int]) -> list[Nest]:
+    """Those of `free` that `nests` read and do not make, directly or through each other, in their `order`."""
+    names = {n.name for n in nests}
+    found: set[str] = set()
+    stack = [t for n in nests for t in n.reads]
     while stack:
         name = stack.pop()
-        if name not in names:
-            names.add(name)
-            stack.extend(t for t in free[name].reads if t in free)
-    return [nest for name, nest in free.items() if name in names]
+        if name in free and name not in names and name not in found:
+            found.add(name)
+            stack.extend(free[name].reads)
+    return [free[name] for name in sorted(found, key=order.__getitem__)]
 
 
 def _boundaries(nests: Sequence[Nest | External], last_read: Mapping[str, int]) -> list[int]:

@@ -393,4 +393,4 @@ def test_what_is_given_up_is_not_priced_beside_what_is_chosen_either(monkeypatch
         found = group(program, XLA_CPU.judged(timed=False), price)
         assert [g.inputs for g in found.groups] == [("x",)]
         counts.append(sum("y" in g.inputs for g in priced))
-    assert counts[0] == 1 < counts[1]
+    assert counts == [1, 2]

@@ -105,6 +105,49 @@ def test_maps_of_narrower_values_are_computed_again_behind_a_cut():
         np.testing.assert_allclose(values[name], want[name], rtol=1e-12)
 
 
+def test_what_is_computed_again_behind_a_cut_is_a_few_maps():
+    """A chain of sums on a half-precision product: what is far along it is stored, and the product read no more."""
+
+    def function(x):
+        y = jnp.dot(x, jnp.cos(x).T).astype(jnp.bfloat16).astype(jnp.float32)
+        for n in range(20):
+            y = y + n
+        return [jnp.sin(y * n).sum(-1) for n in range(1, 2 * MOST_REDUCTIONS)]
+
+    program = program_of(function)
+    adds = {n.name for n in program.nests if getattr(n.body, "op", None) == "add"}
+    parts = list(segments(program))
+    assert len(parts) > 1 and len(adds) == 20
+    assert all(len(adds & {n.name for n in part.nests}) <= 8 for part in parts[1:])
+
+
+def test_results_are_stored_once_and_read_behind_a_cut():
+    def function(x):
+        y = jnp.dot(x, jnp.cos(x).T).astype(jnp.bfloat16).astype(jnp.float32)
+        return y, [jnp.sin(y * n).sum(-1) for n in range(1, 2 * MOST_REDUCTIONS)]
+
+    program = program_of(function)
+    first, *others = segments(program)
+    result = program.outputs[0]
+    assert result in first.outputs
+    assert others and all(result in {t.name for t in part.inputs} for part in others)
+
+
+def test_what_something_compares_crosses_a_cut_as_it_is():
+    """The exponentials behind the cut are those whose largest was taken before it."""
+
+    def function(x):
+        y = jnp.exp(jnp.dot(x, jnp.cos(x).T).astype(jnp.bfloat16).astype(jnp.float32))
+        top = y.max(-1, keepdims=True)
+        return [jnp.sqrt(top - y).sum(0), *(jnp.sin(y * n).sum(-1) for n in range(1, 2 * MOST_REDUCTIONS))]
+
+    program = program_of(function)
+    (exp,) = [n.name for n in program.nests if getattr(n.body, "op", None) == "exp"]
+    first, *others = segments(program)
+    assert exp in first.outputs and others
+    assert all(exp not in {n.name for n in part.nests} for part in others)
+
+
 def test_every_output_is_made_by_a_segment():
     def function(x):
         results = []
