@@ -34,7 +34,7 @@ def decided_by_roundings(program: LoopProgram) -> frozenset[str]:
         if isinstance(node, External):
             found |= node.reads
             continue
-        found = found.union(*(e.tensors for e in looked_at(node.body)))
+        found.update(*(e.tensors for e in looked_at(node.body)))
         if node.reducer not in (None, SUM, PROD) or node.picks or (node.reducer is None and node.name in found):
             found |= node.reads
     return frozenset(found)
