@@ -293,9 +293,7 @@ def paying_together(found: Grouping, places: Places) -> Grouping:
     if predicted_us(places, kept) >= judge.apart_us([]):
         kept = _one_by_one(places, kept, most_asked)
         in_vain = {id(g) for g in groups} - {id(g) for g in kept}
-        lost = dict.fromkeys(in_vain, "its kernel costs the whole program more than it saves") | {
-            n: why for n, why in lost.items() if n in in_vain
-        }
+        lost = dict.fromkeys(in_vain, "its kernel costs the whole program more than it saves") | lost
     covered = {n.name for g in kept for n in g.nests}.union(entry.name for entry in found.left)
     left = dict.fromkeys(
         Left(n.name, lost[id(g)], n.source)

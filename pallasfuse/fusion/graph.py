@@ -5,12 +5,12 @@ from functools import cached_property
 
 from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.inline import Known, inline_maps
-from pallasfuse.fusion.roundings import decided_by_roundings, round_in_one_way
+from pallasfuse.fusion.roundings import told_apart
 from pallasfuse.fusion.sources import Sources
 from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.ancestors import Ancestors
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, reads_in
+from pallasfuse.ir.expr import Expr, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -63,29 +63,23 @@ class Graph:
         return frozenset(found)
 
     @cached_property
-    def decided(self) -> frozenset[str]:
-        """The values on whose roundings something depends."""
-        return decided_by_roundings(self.program)
+    def told_apart(self) -> frozenset[str]:
+        """The maps that something could tell from themselves, were they computed in two kernels."""
+        return told_apart(self.program)
 
     @cached_property
     def fragile(self) -> frozenset[str]:
-        """The maps that something may tell from themselves, computed twice: on whose roundings something depends, and which round
-        in more ways than one, or are computed by maps from such a map."""
-        found: set[str] = set()
-        products: set[str] = set()
-        for n in self.nests.values():
-            if n.is_reduction:
-                continue
-            if isinstance(n.body, Apply) and n.body.op == "mul":
-                products.add(n.name)
-            if not n.reads.isdisjoint(found) or (n.name in self.decided and not round_in_one_way(n.body, products)):
-                found.add(n.name)
+        """The same, and what is computed from them by maps: to compute that again is to compute them again."""
+        found = set(self.told_apart)
+        for nest in self.nests.values():
+            if not nest.is_reduction and not nest.reads.isdisjoint(found):
+                found.add(nest.name)
         return frozenset(found)
 
     @cached_property
     def widened(self) -> frozenset[str]:
         """The maps that take more bytes than what they are computed from, and of which nothing tells two computations apart."""
-        sources = Sources(self.decided)
+        sources = Sources(self.told_apart)
         return frozenset(n.name for n in self.nests.values() if not n.is_reduction and sources.add(n))
 
     def compared(self) -> frozenset[str]:

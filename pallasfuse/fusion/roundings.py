@@ -1,4 +1,4 @@
-"""Which values may round otherwise where they are computed twice, and on which roundings something depends.
+"""Roundings tell two computations of one value apart; this module finds the values of a program where that matters.
 
 A value that is computed in two kernels has the same last digits in both only where each of its operations rounds in one way. Else
 the two may be told apart, by a comparison or by a function that has an edge: `sqrt(max(x) - x)` needs the same `x` on both sides.
@@ -17,10 +17,9 @@ _SMOOTH = frozenset(
      "erf", "erfc", "atan", "asinh", "sinh", "cosh"}
 )  # fmt: skip
 """Functions that change little where their arguments do: rounding decides nothing."""
-
-
 _OF_ANY_TYPE = COMPARISONS | {"is_finite", "and", "or", "xor", "not", "neg", "abs", "max", "min", "select"}
 """Operations that do not round."""
+_PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 
 
 def decided_by_roundings(program: LoopProgram) -> frozenset[str]:
@@ -57,23 +56,53 @@ def looked_at(body: Expr) -> Iterable[Expr]:
                 yield node
 
 
-def round_in_one_way(body: Expr, products: Collection[str]) -> bool:
-    """Do the operations of a map round to the same value, to the last bit, in every kernel?
+def told_apart(program: LoopProgram) -> frozenset[str]:
+    """Returns the maps that a program could tell from themselves, were they computed in two kernels: something depends on their
+    roundings, and they have operations that do not round to the same value, to the last bit, everywhere."""
+    decided = decided_by_roundings(program)
+    products: set[str] = set()
+    found: set[str] = set()
+    for nest in program.nests:
+        if isinstance(nest, External) or nest.is_reduction:
+            continue
+        if _ends_in_product(nest.body, products):
+            products.add(nest.name)
+        if nest.name in decided and not _rounds_in_one_way(nest.body, products):
+            found.add(nest.name)
+    return frozenset(found)
+
+
+def _rounds_in_one_way(body: Expr, products: Collection[str]) -> bool:
+    """Do the operations of a map round to the same value in every kernel?
 
     A compiler may join a sum and a product that it sees into one operation with one rounding, and kernels compute in float32 what a
     program rounds to half types. products: the maps that end in a multiplication.
     """
-
-    def is_product(x: Expr) -> bool:
-        return x.tensor in products if isinstance(x, Read) else isinstance(x, Apply) and x.op == "mul"
-
     return all(
         node.op in _OF_ANY_TYPE
-        or (node.op in ("add", "sub") and _is_wide(node.dtype) and not any(map(is_product, node.args)))
+        or (
+            node.op in ("add", "sub")
+            and _is_wide(node.dtype)
+            and not any(_ends_in_product(a, products) for a in node.args)
+        )
         or (node.op == "convert" and _is_wide(node.dtype) and not _is_wide(node.args[0].dtype))
         for node in postorder(body)
         if isinstance(node, Apply)
     )
+
+
+def _ends_in_product(root: Expr, products: Collection[str]) -> bool:
+    """Is a value a product, also with its sign changed or chosen among others? A sum may take it up before it is rounded."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Read) and node.tensor in products:
+            return True
+        if isinstance(node, Apply):
+            if node.op in _PRODUCTS:
+                return True
+            waiting += node.args if node.op in _OF_ANY_TYPE else ()
+    return False
 
 
 def _is_wide(dtype: str) -> bool:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallasfuse.fusion.segments import MOST_NESTS, MOST_REDUCTIONS, Run, longest_run, segments, signature
+from pallasfuse.fusion.segments import _MOST_AGAIN, MOST_NESTS, MOST_REDUCTIONS, Run, longest_run, segments, signature
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.loop_program import Nest, verify
 from pallasfuse.ir.renaming import canonical
@@ -110,15 +110,15 @@ def test_what_is_computed_again_behind_a_cut_is_a_few_maps():
 
     def function(x):
         y = jnp.dot(x, jnp.cos(x).T).astype(jnp.bfloat16).astype(jnp.float32)
-        for n in range(20):
+        for n in range(40):
             y = y + n
         return [jnp.sin(y * n).sum(-1) for n in range(1, 2 * MOST_REDUCTIONS)]
 
     program = program_of(function)
     adds = {n.name for n in program.nests if getattr(n.body, "op", None) == "add"}
     parts = list(segments(program))
-    assert len(parts) > 1 and len(adds) == 20
-    assert all(len(adds & {n.name for n in part.nests}) <= 8 for part in parts[1:])
+    assert len(parts) > 1 and len(adds) == 40
+    assert all(len(adds & {n.name for n in part.nests}) <= _MOST_AGAIN for part in parts[1:])
 
 
 def test_results_are_stored_once_and_read_behind_a_cut():
