@@ -29,8 +29,8 @@ _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 _TURNED_BYTES_OF_WARPS, _TURNED_ROW_BYTES = 20.0, 128
 """The same for products of warps whose rows are turned on the way, as they lie in memory with what is summed before them, where
 such a line has so many bytes. (Products of 16 to 128 rows with a matrix on an H200: 999 kernels of 16 programs in half precision,
-Spearman 0.85, 87% within 1.3, 0.71 and 62% without this; 128 of two in float32, 0.69 and 46%, 0.42 and 26% without. That threads of a
-warp meet in the same banks would explain it: no profile was taken.)"""
+Spearman 0.85, 87% within 1.3, 0.71 and 62% without this; 128 of two in float32, 0.69 and 46%, 0.42 and 26% without. Threads of a
+warp may meet in the same banks: no profile was taken.)"""
 _EXCHANGED_BYTES = 8.0
 """An element of a result that threads exchange is written to shared memory and read from it, as float32."""
 _BANK_BYTES = 4.0
