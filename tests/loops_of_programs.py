@@ -14,6 +14,10 @@ def normal(seed: int, *shape: int, scale: float = 1.0) -> Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, jnp.float32)
 
 
+def words(seed: int, *shape: int) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32))
+
+
 def moving_average(first, x):
     def trip(state, row):
         count, mean = state
@@ -170,6 +174,18 @@ def joined_groups(one, two, length):
     return jax.lax.fori_loop(0, one.shape[0], trip, jnp.arange(9))
 
 
+def mixed_words(words, constants):
+    def turn(x, n):
+        return (x >> n) | (x << (32 - n))
+
+    def trip(state, constant):
+        a, b, c, d = state
+        first = d + (turn(a, 6) ^ turn(a, 11) ^ turn(a, 25)) + ((a & b) ^ (~a & c)) + constant
+        return (first, a, b + first, c ^ (a >> 3)), first << 1
+
+    return jax.lax.scan(trip, tuple(words), constants)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "moving_average": (moving_average, (normal(0, 5, 37), normal(1, 20, 5, 37))),
     "selective_state_space": (selective_state_space, (
@@ -180,6 +196,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
         normal(0, 2, 3, 8, 6), normal(1, 7, 2, 3, 8, scale=0.3), normal(2, 7, 2, 3, 6), jax.nn.sigmoid(normal(3, 7, 2, 3)),
         jax.nn.sigmoid(normal(4, 7, 2, 3, 8)),
     )),
+    "mixed_words": (mixed_words, (words(0, 4, 3, 24), words(1, 12))),
     "forward_algorithm": (forward_algorithm, (normal(0, 10, 10), normal(1, 4, 10), normal(2, 12, 4, 10), normal(3, 12, 4) > 0)),
     "best_paths": (best_paths, (normal(0, 6, 6), normal(1, 3, 6), normal(2, 11, 3, 6))),
     "recurrent_network": (recurrent_network, (normal(0, 12, 12, scale=0.2), normal(1, 5, 12), normal(2, 8, 5, 12))),

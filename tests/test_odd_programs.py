@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 QKV = tuple(jnp.asarray(RNG.standard_normal((2, 48, 16)), jnp.float32) for _ in range(3))
 SWITCHES = jnp.asarray([[0, 1] * 24, [1, 1] * 24], jnp.int32)
 LABELS = jnp.asarray(RNG.integers(0, 5, (2, 48, 16)), jnp.int8)
+PACKED = jnp.asarray(RNG.integers(-(2**31), 2**31, (2, 48, 2)), jnp.int32)
 KEY = jax.random.key(0)
 MESH = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
 EVERYTHING = FuseOptions(price=False, check=False)
@@ -137,11 +138,31 @@ def remembered_and_named(q, k, v):
     return jax.checkpoint(inner)(q, k, v)
 
 
+def noise_of_bits(q, k, v):
+    """Noise of words that are mixed by shifts, wrap, and are taken for the bits of floats, on the scores of an attention."""
+
+    def noisy(s):
+        word = jnp.arange(s.size, dtype=jnp.uint32).reshape(s.shape) * jnp.uint32(2654435761)
+        word = word ^ ((word << 13) | (word >> 19))
+        word = (word + jnp.uint32(17)) * jnp.uint32(2246822519)
+        share = lax.bitcast_convert_type((word >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1.0
+        return s - jnp.log(1.25 - share)
+
+    return core(q, k, v, noisy)
+
+
+def packed_values(q, k, v, packed):
+    """Values of four bits with a sign, eight in a word."""
+    unpacked = packed[..., None] >> jnp.arange(0, 32, 4)
+    values = ((unpacked & 15) - 8).reshape(*packed.shape[:-1], -1)
+    return core(q, k, values.astype(jnp.float32) * 0.125)
+
+
 BESIDE = [heads_without_elements, sums_of_nothing, beside_a_scan, beside_a_recurrence, rotated_by_complex_numbers, dropped_out,
           eight_bits, beside_choices, split_and_joined]  # fmt: skip
-INSIDE = [masked_heads, integer_values, boolean_values, own_rule_for_batches, constrained, guarded_against_nan,
-          remembered_and_named]  # fmt: skip
-MORE = {dropped_out: KEY, masked_heads: SWITCHES, integer_values: LABELS, boolean_values: LABELS}
+INSIDE = [noise_of_bits, packed_values, masked_heads, integer_values, boolean_values, own_rule_for_batches, constrained,
+          guarded_against_nan, remembered_and_named]  # fmt: skip
+MORE = {dropped_out: KEY, packed_values: PACKED, masked_heads: SWITCHES, integer_values: LABELS, boolean_values: LABELS}
 
 
 def arguments(function):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Function = Callable[..., Any]
@@ -21,6 +22,29 @@ def _spread(function: Function) -> Function:
 
 def _round(method: lax.RoundingMethod) -> Function:
     return lambda x: lax.round(x, method)
+
+
+def _shift_left(x: Any, amount: Any) -> Any:
+    inside, amount = _within(x, amount)
+    shifted = _spread(lax.shift_left)(x, amount)
+    return shifted if inside is None else jnp.where(inside, shifted, jnp.zeros_like(shifted))
+
+
+def _shift_right(x: Any, amount: Any) -> Any:
+    signed = jnp.issubdtype(jnp.result_type(x), jnp.signedinteger)
+    inside, amount = _within(x, amount)
+    shifted = _spread(lax.shift_right_arithmetic if signed else lax.shift_right_logical)(x, amount)
+    return shifted if inside is None or signed else jnp.where(inside, shifted, jnp.zeros_like(shifted))
+
+
+def _within(x: Any, amount: Any) -> tuple[Any, Any]:
+    """Where an amount of bits is one that x can be shifted by (None: it is), and the nearest one that is: what an instruction
+    does beyond that, processors differ in."""
+    bits = 8 * jnp.result_type(x).itemsize
+    if isinstance(amount, np.generic) and 0 <= int(amount) < bits:
+        return None, amount
+    inside = (amount >= 0) & (amount < bits)
+    return inside, jnp.where(inside, amount, jnp.asarray(bits - 1, jnp.result_type(amount)))
 
 
 TABLE: dict[str, Function] = {
@@ -77,6 +101,8 @@ TABLE: dict[str, Function] = {
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
     "not": lambda a: ~a,
+    "shift_left": _shift_left,
+    "shift_right": _shift_right,
 }
 
 REDUCTIONS: dict[str, Function] = {

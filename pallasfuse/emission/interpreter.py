@@ -215,6 +215,8 @@ class Interpreter:
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
         if op == "convert":
             return Tile(lax.convert_element_type(args[0].array, jnp.dtype(dtype)), args[0].axes)
+        if op == "bitcast":
+            return Tile(lax.bitcast_convert_type(args[0].array, jnp.dtype(dtype)), args[0].axes)
         if op == "integer_pow":
             exponent = node.args[1]
             assert isinstance(exponent, Const)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram
-from pallasfuse.ir.ops import COMPARISONS
+from pallasfuse.ir.ops import COMPARISONS, SHIFTS
 from pallasfuse.ir.reducers import PROD, SUM
 
 _SMOOTH = frozenset(
@@ -17,7 +17,20 @@ _SMOOTH = frozenset(
      "erf", "erfc", "atan", "asinh", "sinh", "cosh"}
 )  # fmt: skip
 """Functions that change little where their arguments do: rounding decides nothing."""
-_OF_ANY_TYPE = COMPARISONS | {"is_finite", "and", "or", "xor", "not", "neg", "abs", "max", "min", "select"}
+_OF_ANY_TYPE = COMPARISONS | {
+    "is_finite",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "neg",
+    "abs",
+    "max",
+    "min",
+    "select",
+    "bitcast",
+    *SHIFTS,
+}
 """Operations that do not round."""
 _PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 

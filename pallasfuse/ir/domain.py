@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.ops import evaluated, wrapped
 from pallasfuse.ir.reducers import Reducer
 
 Array = np.ndarray[Any, Any]
@@ -76,8 +76,8 @@ class Arrays:
 
 
 class Float64(Arrays):
-    """NumPy arrays of float64, int64 and bool. Casts between float types are not rounded: this says what a program means, not
-    how it rounds."""
+    """NumPy arrays of float64, int64 and bool. Integers wrap as those of their type; casts between float types are not
+    rounded: this says what a program means, not how it rounds."""
 
     def constant(self, value: float | int | bool, dtype: str, rank: int) -> Array:
         return np.full((1,) * rank, value, wide_type(dtype))
@@ -87,9 +87,7 @@ class Float64(Arrays):
 
     def apply(self, op: str, args: Sequence[Array], dtype: str) -> Array:
         with np.errstate(all="ignore"):
-            # float -> integer truncates; every other cast keeps its value
-            value = args[0] if op == "convert" else OPS[op].evaluate(*args)
-            return np.asarray(value).astype(wide_type(dtype), copy=False)
+            return np.asarray(evaluated(op, args, dtype))
 
     def reduce(
         self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str, *, joins: bool = False
@@ -98,7 +96,8 @@ class Float64(Arrays):
             if 0 in value.shape:
                 shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
                 return np.full(shape, reducer.identity(dtype), wide_type(dtype))
-            return np.asarray(reducer.reduce(value, axis=dims, keepdims=True))
+            result = np.asarray(reducer.reduce(value, axis=dims, keepdims=True))
+            return np.asarray(wrapped(result, dtype)) if dtypes.is_integer(dtype) else result
 
     def number(self, value: Array) -> int:
         return int(value.item())

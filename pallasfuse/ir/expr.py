@@ -307,7 +307,7 @@ def _renamed(node: Expr, args: tuple[Expr, ...], renaming: Mapping[Axis, Axis], 
 
 
 _PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,
-               "+": 4, "-": 4, "*": 5, "/": 5, "%": 5, "**": 7}  # fmt: skip
+               "<<": 4, ">>": 4, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6, "**": 8}  # fmt: skip
 
 
 def show(root: Expr) -> str:
@@ -322,21 +322,23 @@ def show(root: Expr) -> str:
         match node:
             case Const(value, _):
                 shown = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-                text[node] = (shown, 9 if not shown.startswith("-") else 6)
+                text[node] = (shown, 10 if not shown.startswith("-") else 7)
             case Index(axis, _):
-                text[node] = (axis.name, 9)
+                text[node] = (axis.name, 10)
             case Read(tensor, indices, _):
-                text[node] = (f"{tensor}[{', '.join(a.name for a in indices)}]" if indices else tensor, 9)
+                text[node] = (f"{tensor}[{', '.join(a.name for a in indices)}]" if indices else tensor, 10)
             case Apply("neg", (x,)):
-                text[node] = (f"-{wrap(x, 6)}", 6)
+                text[node] = (f"-{wrap(x, 7)}", 7)
             case Apply("not", (x,)):
-                text[node] = (f"!{wrap(x, 8)}", 8)
+                text[node] = (f"!{wrap(x, 9)}", 9)
             case Apply("convert", (x,), dtype):
-                text[node] = (f"{dtype}({text[x][0]})", 9)
+                text[node] = (f"{dtype}({text[x][0]})", 10)
+            case Apply("bitcast", (x,), dtype):
+                text[node] = (f"bitcast({text[x][0]}, {dtype})", 10)
             case Apply(op, args):
                 symbol = OPS[op].symbol
                 if symbol is None:
-                    text[node] = (f"{op}({', '.join(text[a][0] for a in args)})", 9)
+                    text[node] = (f"{op}({', '.join(text[a][0] for a in args)})", 10)
                 else:
                     level = _PRECEDENCE[symbol]
                     left = level + 1 if symbol == "**" else level

@@ -20,7 +20,7 @@ import numpy as np
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, postorder
-from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.ops import OPS, evaluated
 from pallasfuse.ir.reducers import Reducer
 
 
@@ -240,9 +240,10 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
     if len(known) == len(args):
         if op == "convert":
             return _converted(known[0], dtype), False
-        boolean = OPS[op].kind == "logical"
-        value = OPS[op].evaluate(*(np.bool_(a) if boolean and dtype == "bool" else np.float64(a) for a in known))
-        return float(value), False
+        if op == "bitcast" or (dtypes.is_integer(dtype) and not all(math.isfinite(a) for a in known)):
+            return Unknown.ANYTHING, False
+        of = np.int64 if dtypes.is_integer(dtype) else np.bool_ if OPS[op].kind == "logical" else np.float64
+        return float(evaluated(op, [of(a) for a in known], dtype)), False
     if op in _NAN_ABSORBS and any(math.isnan(a) for a in known):
         return math.nan, False
     others = [a for a in args if not isinstance(a, float)]

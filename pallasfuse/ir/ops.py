@@ -1,10 +1,12 @@
 """The scalar operations that expressions are made of: one table from name to arity, kind and NumPy meaning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from pallasfuse.ir import dtypes
 
 Kind = Literal["arithmetic", "comparison", "logical", "cast", "select"]
 
@@ -61,6 +63,21 @@ def _round_away(x: Any) -> Any:
 
 def _integer_pow(x: Any, y: Any) -> Any:
     return np.power(x, y) if np.all(np.asarray(y) >= 0) else 1.0 / np.power(x, -y)
+
+
+def _shift_left(x: Any, amount: Any) -> Any:
+    inside = _is_within(x, amount)
+    return np.where(inside, np.left_shift(x, np.where(inside, amount, 0)), np.zeros_like(x))
+
+
+def _shift_right(x: Any, amount: Any) -> Any:
+    inside, most = _is_within(x, amount), np.asarray(amount).dtype.type(8 * np.asarray(x).itemsize - 1)
+    beyond = np.right_shift(x, most) if np.asarray(x).dtype.kind == "i" else np.zeros_like(x)
+    return np.where(inside, np.right_shift(x, np.where(inside, amount, most)), beyond)
+
+
+def _is_within(x: Any, amount: Any) -> Any:
+    return (amount >= 0) & (amount < 8 * np.asarray(x).itemsize)
 
 
 def _arith(name: str, arity: int, evaluate: Callable[..., Any], symbol: str | None = None) -> ScalarOp:
@@ -122,10 +139,52 @@ _ALL = (
     ScalarOp("or", 2, "logical", np.bitwise_or, "|"),
     ScalarOp("xor", 2, "logical", np.bitwise_xor, "^"),
     ScalarOp("not", 1, "logical", np.invert),
+    ScalarOp("shift_left", 2, "logical", _shift_left, "<<"),
+    ScalarOp("shift_right", 2, "logical", _shift_right, ">>"),
     ScalarOp("convert", 1, "cast", lambda x: x),
+    ScalarOp("bitcast", 1, "cast", lambda x: x),
     ScalarOp("select", 3, "select", np.where),
 )
 
 OPS: dict[str, ScalarOp] = {op.name: op for op in _ALL}
 
+SHIFTS = frozenset({"shift_left", "shift_right"})
+"""Shifts of the bits of integers, as XLA means them: a signed one keeps its sign to the right, and an amount below zero or
+beyond the number of bits leaves nothing, or nothing but the sign."""
+
 COMPARISONS = frozenset(name for name, op in OPS.items() if op.kind == "comparison" and op.arity == 2)
+
+
+def evaluated(op: str, args: Sequence[Any], dtype: str) -> Any:
+    """NumPy's result of an operation, as float64, int64 or bool: integers wrap as those of the result's type `dtype` do.
+
+    A float that becomes an integer is truncated, and held within the type; NaN becomes zero. Other casts keep their value.
+    """
+    if op == "bitcast":
+        return _of_bits(np.asarray(args[0]), dtype)
+    return wrapped(args[0] if op == "convert" else OPS[op].evaluate(*args), dtype)
+
+
+def wrapped(value: Any, dtype: str) -> Any:
+    """Numbers as `dtype` holds them, wide: an integer modulo the numbers of its type, a float that is made one truncated."""
+    value = np.asarray(value)
+    if dtypes.is_float(dtype):
+        return value.astype(np.float64, copy=False)
+    if dtype == "bool":
+        return value.astype(np.bool_, copy=False)
+    if value.dtype.kind == "f":
+        limits = np.iinfo(dtype)
+        value = np.nan_to_num(np.trunc(value)).clip(float(limits.min), float(min(limits.max, _LARGEST_WIDE)))
+    value = value.astype(np.int64, copy=False)
+    return value if dtypes.itemsize_bytes(dtype) == 8 else value.astype(dtype).astype(np.int64)
+
+
+_LARGEST_WIDE = 2**63 - 1024
+"""The largest float64 that int64 holds."""
+
+
+def _of_bits(bits: Any, dtype: str) -> Any:
+    """The floats of type `dtype` that integers of as many bits stand for."""
+    if dtype == "bfloat16":  # the upper half of a float32, which NumPy has
+        bits, dtype = bits.astype(np.int64) << 16, "float32"
+    return bits.astype(f"int{8 * dtypes.itemsize_bytes(dtype)}").view(dtype).astype(np.float64)

@@ -17,7 +17,7 @@ _FOLDABLE = frozenset({"bool", "int32", "int64", "float32", "float64", "float16"
 
 
 def _fold(op: str, args: tuple[Const, ...], dtype: str) -> Expr | None:
-    if dtype not in _FOLDABLE or any(a.dtype not in _FOLDABLE for a in args):
+    if op == "bitcast" or dtype not in _FOLDABLE or any(a.dtype not in _FOLDABLE for a in args):
         return None
     with np.errstate(all="ignore"):
         values = [np.dtype(a.dtype).type(a.value) for a in args]

@@ -114,6 +114,38 @@ def _select_n(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     return _pointwise(eqn, dims, space, body)
 
 
+def _shift(op: str, kept: str | None = None) -> Rule:
+    """A shift of bits. kept: "sign" where the sign fills what is shifted away to the right, "zeros" where zeros do."""
+
+    def rule(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
+        dtype = dtype_of(eqn.outvars[0])
+        if dtype == "uint64" or (dtype == "int64" and kept == "zeros"):
+            return Refusal(f"{eqn.primitive.name} of 64 bits without a sign is left to XLA")
+        unsigned = dtype.removeprefix("u")
+        moved_as = {"sign": unsigned, "zeros": f"u{unsigned}"}.get(kept or "", dtype)
+
+        def body(args: tuple[Expr, ...], position: Position) -> Expr:
+            x, amount = convert(args[0], moved_as), args[1]
+            amount = const(int(amount.value), moved_as) if isinstance(amount, Const) else convert(amount, moved_as)
+            return convert(apply(op, x, amount), dtype)
+
+        return _pointwise(eqn, dims, space, body)
+
+    return rule
+
+
+def _bitcast(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
+    """Bits taken for another type of as many. A float's bits are left to XLA: an evaluation in float64 does not know them."""
+    source, target = dtype_of(eqn.invars[0]), dtype_of(eqn.outvars[0])
+    if not {source, target} <= dtypes.SUPPORTED or dtypes.itemsize_bytes(source) != dtypes.itemsize_bytes(target):
+        return Refusal(f"bitcast_convert_type from {source} to {target}, of another size, is left to XLA")
+    if source == target or (dtypes.is_integer(source) and dtypes.is_integer(target)):
+        return _pointwise(eqn, dims, space, lambda args, _: convert(args[0], target))
+    if not dtypes.is_integer(source) or "64" in source:
+        return Refusal(f"bitcast_convert_type from {source} to {target} is left to XLA")
+    return _pointwise(eqn, dims, space, lambda args, _: apply("bitcast", args[0], dtype=target))
+
+
 _SAME_NAME = (
     "add", "sub", "mul", "div", "rem", "pow", "max", "min", "atan2", "nextafter", "neg", "abs", "sign", "floor", "ceil",
     "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tan", "asin", "acos",
@@ -133,6 +165,10 @@ RULES: dict[str, Rule] = {
     "name": _identity,
     "sharding_constraint": _sharding_constraint,
     "convert_element_type": _convert,
+    "shift_left": _shift("shift_left"),
+    "shift_right_logical": _shift("shift_right", "zeros"),
+    "shift_right_arithmetic": _shift("shift_right", "sign"),
+    "bitcast_convert_type": _bitcast,
     "integer_pow": _integer_pow,
     "round": _round,
     "select_n": _select_n,

@@ -10,13 +10,13 @@ from functools import reduce
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, postorder
-from pallasfuse.ir.ops import COMPARISONS
+from pallasfuse.ir.ops import COMPARISONS, SHIFTS
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 
 _EXACT = COMPARISONS | {"add", "sub", "mul", "neg", "abs", "sign", "max", "min", "select", "convert", "and", "or", "xor",
-                         "not"}  # fmt: skip
+                         "not", *SHIFTS}  # fmt: skip
 
 
 def is_exact(predicate: Expr) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.ops import OPS, evaluated, wrapped
 from pallasfuse.verification import field, kinds
 from pallasfuse.verification.field import Array, mix
 from pallasfuse.verification.sources import Residues, Sources
@@ -45,6 +45,8 @@ class Numbers(Sources):
         kind_of_op = OPS[op].kind
         if op == "convert":
             return self._convert(args[0], dtype)
+        if op == "bitcast":
+            return self._bitcast(args[0], dtype)
         if op == "select":
             return self._select(*args).typed(dtype)
         if kind_of_op == "comparison":
@@ -87,7 +89,7 @@ class Numbers(Sources):
         real = self._reals(op, args)
         assert real is not None
         bad, taint = self.flags(args)
-        return Value(dtype, np.zeros((1,) * real.ndim, np.int8), bad, taint, real=real)
+        return Value(dtype, np.zeros((1,) * real.ndim, np.int8), bad, taint, real=wrapped(real, dtype))
 
     def finish(self, op: str, args: Sequence[Value], residues: Residues, kind: Array, bad: Array | None = None,
                rooted: Array | None = None) -> Value:  # fmt: skip
@@ -315,12 +317,21 @@ class Numbers(Sources):
             return self.from_real(x.real.astype(np.float64), dtype, residues, x.bad, x.taint)
         if x.real is not None:
             with np.errstate(all="ignore"):
-                real = x.real != 0 if dtype == "bool" else np.trunc(x.real).astype(np.int64)
+                real = x.real != 0 if dtype == "bool" else wrapped(x.real, dtype)
             return Value(dtype, np.zeros((1,) * real.ndim, np.int8), x.bad, x.taint, real=real)
         if dtype == "bool":
             return self._compare("ne", [x, self.constant(0.0, x.dtype, x.rank)])
         self.notes[f"conversion of inputs to {dtype}"] = None
         return self.integers_from(self.key("convert", (x,)), dtype, x.bad, x.taint)
+
+    def _bitcast(self, x: Value, dtype: str) -> Value:
+        """The float that known bits stand for: of an input's bits, an element of the field like any other."""
+        assert x.real is not None
+        if x.real.shape[-1] > 1:
+            self.notes["bitcast"] = None
+            return self.fresh(self.key("bitcast", (x,)), dtype, x.bad, x.taint)
+        with np.errstate(all="ignore"):
+            return self.from_real(evaluated("bitcast", [x.real], dtype), dtype, None, x.bad, x.taint)
 
     def _in_range(self, x: Value, real: Array, dtype: str) -> Value:
         """A known number in another type, whose range it may leave: -1e30 is -inf in float16."""

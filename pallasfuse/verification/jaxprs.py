@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import REDUCERS, SUM
 from pallasfuse.primitive_names import FUSED_CALL
@@ -110,6 +111,25 @@ class Equations:
     def _clamp(self, eqn: JaxprEqn, args: list[Value]) -> Value:
         low, x, high = (a if a.rank else a.reshape((1,) * args[1].rank) for a in args)
         return self._elementwise("min", [self.fields.apply("max", [x, low], x.dtype), high], eqn)
+
+    def _shift_left(self, eqn: JaxprEqn, args: list[Value]) -> Value:
+        return self._shifted("shift_left", args, eqn, _dtype(eqn.outvars[0]))
+
+    def _shift_right_logical(self, eqn: JaxprEqn, args: list[Value]) -> Value:
+        return self._shifted("shift_right", args, eqn, f"u{_dtype(eqn.outvars[0]).removeprefix('u')}")
+
+    def _shift_right_arithmetic(self, eqn: JaxprEqn, args: list[Value]) -> Value:
+        return self._shifted("shift_right", args, eqn, _dtype(eqn.outvars[0]).removeprefix("u"))
+
+    def _shifted(self, op: str, args: list[Value], eqn: JaxprEqn, dtype: str) -> Value:
+        """A shift of integers that are taken for those of `dtype`."""
+        return self._elementwise(op, [self.fields.apply("convert", [a], dtype) for a in args], eqn)
+
+    def _bitcast_convert_type(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        source, target = _dtype(eqn.invars[0]), _dtype(eqn.outvars[0])
+        if dtypes.is_float(source) or dtypes.itemsize_bytes(source) != dtypes.itemsize_bytes(target):
+            return None
+        return self._elementwise("bitcast" if dtypes.is_float(target) else "convert", args, eqn)
 
     def _select_n(self, eqn: JaxprEqn, args: list[Value]) -> Value:
         which, *cases = (a if a.rank == args[1].rank else a.reshape((1,) * args[1].rank) for a in args)

@@ -1,14 +1,16 @@
 """The table of JAX functions agrees with the NumPy meaning of every scalar operation."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from pallasfuse.emission.elementwise import REDUCTIONS, TABLE, select
-from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.ops import OPS, SHIFTS, evaluated
 from pallasfuse.ir.reducers import REDUCERS
 
-ELSEWHERE = {"convert", "select", "integer_pow"}
+ELSEWHERE = {"convert", "bitcast", "select", "integer_pow"}
 """Emitted by the interpreter itself: they need more than values."""
 
 RANDOM = np.random.default_rng(0)
@@ -40,7 +42,11 @@ def run(op, *args):
 
 
 def pairs(a):
-    return [x.ravel() for x in np.meshgrid(a, a)]
+    return pairs_of(a, a)
+
+
+def pairs_of(a, b):
+    return [x.ravel() for x in np.meshgrid(a, b)]
 
 
 @pytest.mark.parametrize("op", FLOAT_OPS)
@@ -82,13 +88,40 @@ def test_nan_infinities_and_zeros(op):
         np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(want[zeros]))
 
 
-@pytest.mark.parametrize("op", LOGICAL)
-@pytest.mark.parametrize("kind", ["bool", "int32"])
-def test_logic_on_truth_values_and_bits(op, kind):
+@pytest.mark.parametrize(
+    "kind,op", [(k, op) for k in ("bool", "int32") for op in LOGICAL if k != "bool" or op not in SHIFTS]
+)
+def test_logic_on_truth_values_and_bits(kind, op):
     values = np.array([False, True]) if kind == "bool" else np.array([-3, 0, 1, 6], "int32")
     got, want = run(op, *([values] if OPS[op].arity == 1 else pairs(values)))
     np.testing.assert_array_equal(got, want)
     assert got.dtype == values.dtype
+
+
+AMOUNTS = [0, 1, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 100]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+@pytest.mark.parametrize("op", sorted(SHIFTS))
+def test_shifts_by_any_amount_are_those_of_xla(op, dtype):
+    limits, signed = np.iinfo(dtype), not dtype.startswith("u")
+    values = np.array([limits.min, limits.max, 0, 1, 5, 77], dtype)
+    amounts = np.array(AMOUNTS + ([-1, -5, -100] if signed else []), dtype)
+    x, amount = pairs_of(values, amounts)
+    of_xla = lax.shift_left if op == "shift_left" else lax.shift_right_arithmetic if signed else lax.shift_right_logical
+    want = np.asarray(of_xla(x, amount))
+    np.testing.assert_array_equal(TABLE[op](jnp.asarray(x), jnp.asarray(amount)), want)
+    np.testing.assert_array_equal(OPS[op].evaluate(x, amount), want)
+    np.testing.assert_array_equal(evaluated(op, [x.astype(np.int64), amount.astype(np.int64)], dtype), want)
+    for n in amounts:
+        np.testing.assert_array_equal(TABLE[op](jnp.asarray(values), n), of_xla(values, np.full_like(values, n)))
+
+
+@pytest.mark.parametrize("op", sorted(SHIFTS))
+def test_a_shift_by_a_known_amount_is_one_operation(op):
+    jaxpr = jax.make_jaxpr(lambda x: TABLE[op](x, np.uint32(5)))(jnp.zeros(8, jnp.uint32))
+    assert sum(e.primitive.name.startswith("shift") for e in jaxpr.eqns) == 1
+    assert not {"select_n", "lt"} & {e.primitive.name for e in jaxpr.eqns}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ T3 = RNG.normal(size=(2, 3, 4))
 Q = RNG.normal(size=(2, 6, 4, 8))
 K = RNG.normal(size=(2, 6, 2, 8))
 
+
+def of_bits(n, exponent, dtype, of):
+    return lax.bitcast_convert_type((n.astype(dtype) & 31) | exponent, of).astype(jnp.float32)
+
+
 UNARY: dict[str, tuple[Callable[..., Any], Any]] = {
     **{f.__name__: (f, X) for f in (
         lax.neg, lax.abs, lax.sign, lax.floor, lax.ceil, lax.square, lax.exp, lax.exp2, lax.expm1, lax.sin, lax.cos,
@@ -70,6 +75,21 @@ BINARY: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "and_int": (jnp.bitwise_and, N, M),
     "or_int": (jnp.bitwise_or, N, M),
     "xor_int": (jnp.bitwise_xor, N, M),
+    "not_unsigned": (lambda n, m: ~n.astype(jnp.uint32) + m.astype(jnp.uint32), N, M),
+    "wraps": (lambda n, m: n.astype(jnp.uint32) * jnp.uint32(2654435761) + m.astype(jnp.uint32), N, M),
+    "wraps_in_sums": (lambda n, m: (n.astype(jnp.uint8) * jnp.uint8(77)).sum(1, dtype=jnp.uint8), N, M),
+    "shift_left": (lambda n, m: n.astype(jnp.int32) << m.astype(jnp.int32), N, M),
+    "shift_left_by_much": (lambda n, m: n.astype(jnp.int32) << (m * 9).astype(jnp.int32), N, M),
+    "shift_right": (lambda n, m: n.astype(jnp.int32) >> m.astype(jnp.int32), N, M),
+    "shift_right_by_much": (lambda n, m: n.astype(jnp.int8) >> (m * 9).astype(jnp.int8), N, M),
+    "shift_right_unsigned": (lambda n, m: n.astype(jnp.uint32) >> m.astype(jnp.uint32), N, M),
+    "shift_right_zeros": (lambda n, m: lax.shift_right_logical(n.astype(jnp.int32), m.astype(jnp.int32)), N, M),
+    "shift_right_sign": (lambda n, m: lax.shift_right_arithmetic(n.astype(jnp.uint32), m.astype(jnp.uint32)), N, M),
+    "rotated": (lambda n, m: (n.astype(jnp.uint32) << 7) | (n.astype(jnp.uint32) >> 25), N, M),
+    "other_sign": (lambda n, m: lax.bitcast_convert_type(n.astype(jnp.int32), jnp.uint32), N, M),
+    "of_bits": (lambda n, m: of_bits(n, jnp.uint32(0x3F800000), jnp.uint32, jnp.float32), N, M),
+    "of_bits_half": (lambda n, m: of_bits(n, jnp.int16(0x3F00), jnp.int16, jnp.bfloat16), N, M),
+    "of_bits_half_small": (lambda n, m: of_bits(n, jnp.uint16(0x3C00), jnp.uint16, jnp.float16), N, M),
     "same_twice": (lambda x, y: x * x + y * y, X, Y),
     "scalar": (lambda x, y: x * y, X, 2.5),
     "stretched": (lambda x, y: x + y[:, None], X, RNG.normal(size=4)),

@@ -28,6 +28,11 @@ def run(function, fields, *values):
     return known[jaxpr.outvars[0]]
 
 
+def bits_of(x):
+    """Numbers that depend on a float, with high bits, too."""
+    return (x.astype(jnp.int32).astype(jnp.uint32) + 1) * jnp.uint32(2654435761)
+
+
 def take(mode, fill=None):
     """One element of every row: indices -1, 2 and 5 of four columns."""
 
@@ -46,6 +51,11 @@ def take_columns(x, y):
     return lax.gather(x, lax.concatenate([row, column], 1), numbers, (1, 1), mode="clip")
 
 
+def whole(x, dtype):
+    """Numbers as integers, by way of 32 bits: what is below zero wraps."""
+    return x.astype(jnp.int32).astype(dtype)
+
+
 KNOWN = {
     "taken, clip": take("clip"),
     "taken, promise": take("promise_in_bounds"),
@@ -54,6 +64,14 @@ KNOWN = {
     "taken by two indices": take_columns,
     "joined": lambda x, y: lax.concatenate([x, y], 1),
     "arithmetic": lambda x, y: x * y - x / y + 2.0,
+    "shifts": lambda x, y: ((whole(x, jnp.int32) << 3) + (whole(y, jnp.int32) >> 1)).astype(jnp.float32),
+    "shifts by some": lambda x, y: (whole(x, jnp.int8) >> abs(whole(y, jnp.int8))).astype(jnp.float32),
+    "shifts by all": lambda x, y: ((whole(x, jnp.int8) >> 9) + (whole(y, jnp.int8) << 8)).astype(jnp.float32),
+    "shifts of bits": lambda x, y: (lax.shift_right_logical(whole(x, jnp.int16), jnp.int16(4))).astype(jnp.float32),
+    "shifts of signs": lambda x, y: lax.shift_right_arithmetic(whole(x, jnp.uint16), jnp.uint16(4)).astype(jnp.float32),
+    "wrapped": lambda x, y: (whole(x, jnp.uint8) * jnp.uint8(77) - whole(y, jnp.uint8)).astype(jnp.float32),
+    "bits": lambda x, y: lax.bitcast_convert_type(whole(x, jnp.int16) + jnp.int16(0x3F80), jnp.bfloat16) + y,
+    "bits of another sign": lambda x, y: lax.bitcast_convert_type(whole(x, jnp.int16), jnp.uint16).astype(jnp.float32),
     "power": lambda x, y: x**3 + lax.integer_pow(y, -2),
     "sums": lambda x, y: jnp.sum(x, 1) * jnp.sum(y),
     "maxima": lambda x, y: jnp.max(x, 0) - jnp.min(y, 0),
@@ -90,6 +108,14 @@ def test_known_numbers_are_what_jax_computes(name):
 
 
 SAME = {
+    "a word turned to the left and to the right": (
+        lambda x, y: (bits_of(x) << 5) | (bits_of(x) >> 27),
+        lambda x, y: (bits_of(x) >> 27) ^ (bits_of(x) << jnp.uint32(5)),
+    ),
+    "the float of some bits": (
+        lambda x, y: lax.bitcast_convert_type(bits_of(x) ^ bits_of(y), jnp.float32),
+        lambda x, y: lax.bitcast_convert_type(bits_of(y) ^ bits_of(x), jnp.float32),
+    ),
     "a matrix product is a sum of products": (
         lambda x, y: lax.dot_general(x, y, (((1,), (1,)), ((), ()))),
         lambda x, y: jnp.sum(x[:, None] * y[None], -1),
