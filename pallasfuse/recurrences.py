@@ -19,6 +19,7 @@ from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
 from pallasfuse.decompositions.selections import is_selection, without_selections
+from pallasfuse.decompositions.systems import in_columns
 from pallasfuse.decompositions.writing import Run, Writer, traced_as
 from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
@@ -60,6 +61,8 @@ class AsKernel:
     """As of `FuseOptions`: a loop in whose body the user leaves something to XLA is left to it."""
     fails: Callable[[KernelOfLoop], bool] = lambda _: False
     """Is a kernel known to fail on the device? Then its loop is left to XLA."""
+    shortest: int = _SHORTEST
+    """The fewest trips of a loop that is a kernel."""
     _known: dict[int, tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
@@ -73,7 +76,7 @@ class AsKernel:
         left = any(left_by_user(e, self.exclude) is not None for e in body.eqns)
         if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
-        inside = with_choices_at_known_places(eqn.params["jaxpr"])
+        inside = in_columns(with_choices_at_known_places(eqn.params["jaxpr"]))
         if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_EQUATIONS:
             return None
         chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
@@ -82,13 +85,31 @@ class AsKernel:
             simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)
             if found is not None:
-                failing = any(map(self.fails, loops_as_kernels(found)))
-                return None if failing else functools.partial(_compat.eval_jaxpr, found, found.consts)
+                return self._unless_it_fails(found)
         return None
 
+    def _unless_it_fails(self, jaxpr: Jaxpr) -> Run | None:
+        failing = any(map(self.fails, loops_as_kernels(jaxpr)))
+        return None if failing else functools.partial(_compat.eval_jaxpr, jaxpr, jaxpr.consts)
+
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
-        found = kernel_of(eqn, self.device) if _may_be_kernel(eqn) else Refusal("it has operations that no kernel has")
+        if not _may_be_kernel(eqn):
+            return None
+        found = kernel_of(eqn, self.device, self.shortest)
         return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))
+
+
+@dataclass(frozen=True, slots=True)
+class InLoops(AsKernel):
+    """A rule of decompositions: an operation as loops that are kernels, where all of them can be."""
+
+    way: Callable[[JaxprEqn], Run | None] = lambda _: None
+    """Returns what computes the operation by loops; None where it knows nothing."""
+
+    def _run(self, eqn: JaxprEqn) -> Run | None:
+        way = self.way(eqn)
+        found = None if way is None else with_loops(traced_as(eqn, way, eqn.invars), self._as_kernel)
+        return None if found is None else self._unless_it_fails(found)
 
 
 def _may_be_kernel(eqn: JaxprEqn) -> bool:
@@ -113,13 +134,13 @@ def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | 
     return flatten(writer.written())
 
 
-def trip_of(eqn: JaxprEqn) -> Converted | Refusal:
+def trip_of(eqn: JaxprEqn, shortest: int = _SHORTEST) -> Converted | Refusal:
     """Converts one trip of a scan; the dimensions of what it leaves to the next trip are those of what it was left."""
     with IMPORTS:  # most programs have no loop
         from pallasfuse.jaxpr_frontend.conversion import convert
 
     counts, length = _compat.scan_counts(eqn), eqn.params["length"]
-    if counts is None or not isinstance(length, int) or length < _SHORTEST:
+    if counts is None or not isinstance(length, int) or length < shortest:
         return Refusal("it has few trips, or nobody knows how many")
     body = without_selections(eqn.params["jaxpr"])
     if body.consts or body.effects or eqn.effects or not eqn.outvars:
@@ -135,9 +156,11 @@ def trip_of(eqn: JaxprEqn) -> Converted | Refusal:
     return convert(jax.make_jaxpr(tied)(*(_compat.struct_of(v) for v in body.invars)))
 
 
-def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
+def recurrence_of(
+    eqn: JaxprEqn, shortest: int = _SHORTEST
+) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
     """The recurrence that a scan is, with the names of its operands and results in a kernel."""
-    converted, counts = trip_of(eqn), _compat.scan_counts(eqn)
+    converted, counts = trip_of(eqn, shortest), _compat.scan_counts(eqn)
     if isinstance(converted, Refusal):
         return converted
     assert counts is not None
@@ -157,10 +180,10 @@ def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str
     return found, names, (*(last_of(x) for x, _ in states), *map(each_of, results[carried:]))
 
 
-def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
+def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> KernelOfLoop | Refusal:
     """The kernel that runs a scan in the least time by its price, or why there is none."""
     target = TRITON.on(device)
-    found = recurrence_of(eqn)
+    found = recurrence_of(eqn, shortest)
     if isinstance(found, Refusal):
         return found
     recurrence, operands, results = found

@@ -56,6 +56,8 @@ _CLEARLY = 1.03
 _MOST_REPLACED = 3.0
 """XLA is taken to need at most so many times what is predicted for what the kernels of a program replace. (For 39 kernels on an
 H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not measured on CPUs.)"""
+_AS_KERNELS = ("scan", "lu", "cholesky", "triangular_solve")
+"""Loops, and operations that may be loops, which may be kernels."""
 _OPERATIONS = "operations in parts"
 _BY_DATA = frozenset({"scatter-add"})
 """Operations that take longer or shorter by the numbers that they are given. A check cannot draw those that a program computes."""
@@ -175,17 +177,20 @@ def sure_forms(
 def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]]:
     """The rules that write kernels, where the target is one that does."""
 
-    def as_kernel() -> Rule:
-        with IMPORTS:  # most programs have no loop
-            from pallasfuse.recurrences import AsKernel
-        return AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
+    def as_kernels() -> Mapping[str, Rule]:
+        with IMPORTS:  # most programs have no loop, and no system
+            from pallasfuse.decompositions import systems
+            from pallasfuse.recurrences import AsKernel, InLoops
+        of_loop = AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
+        in_loops = partial(InLoops, target.device, (), of_loop.fails, systems.FEWEST_ROWS)
+        return {"scan": of_loop, **{name: in_loops(way=way) for name, way in systems.RULES.items()}}
 
-    made = Later(as_kernel)
+    made = Later(as_kernels)
 
-    def of_loop(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
-        return made.value(eqn)
+    def rule(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
+        return made.value[eqn.primitive.name](eqn)
 
-    return {"scan": (of_loop,)} if target.writes_kernels else {}
+    return dict.fromkeys(_AS_KERNELS, (rule,)) if target.writes_kernels else {}
 
 
 def _compared_operation(

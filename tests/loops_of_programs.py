@@ -174,6 +174,35 @@ def joined_groups(one, two, length):
     return jax.lax.fori_loop(0, one.shape[0], trip, jnp.arange(9))
 
 
+def filtered_tracks(mean, spread, seen):
+    """A Kalman filter of tracks with three coordinates, of which two are seen."""
+    move, noise = jnp.eye(3) + 0.1 * jnp.eye(3, k=1), 0.1 * jnp.eye(3)
+
+    def trip(state, y):
+        mean, spread = state
+        mean, spread = jnp.einsum("ij,bj->bi", move, mean), move @ spread @ move.T + noise
+        of_seen = spread[:, :2, :2] + 0.2 * jnp.eye(2)
+        gain = jnp.swapaxes(jnp.linalg.solve(of_seen, spread[:, :2]), -1, -2)
+        mean = mean + jnp.einsum("bij,bj->bi", gain, y - mean[:, :2])
+        return (mean, spread - gain @ spread[:, :2]), mean
+
+    return jax.lax.scan(trip, (mean, spread), seen)
+
+
+def newton_steps(x, matrix, right):
+    def trip(x, _):
+        left = jnp.einsum("bij,bj->bi", matrix, x) + x**3 - right
+        slope = matrix + 3 * x[:, :, None] ** 2 * jnp.eye(x.shape[-1])
+        return x - jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(slope), True), left[..., None])[..., 0], None
+
+    return jax.lax.scan(trip, x, None, length=5)[0]
+
+
+def positive(seed: int, *shape: int) -> Array:
+    x = normal(seed, *shape, shape[-1])
+    return x @ jnp.swapaxes(x, -1, -2) + jnp.eye(shape[-1])
+
+
 def mixed_words(words, constants):
     def turn(x, n):
         return (x >> n) | (x << (32 - n))
@@ -212,3 +241,9 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "joined_groups": (joined_groups, (jnp.asarray([0, 3, 8, 8, 5, 1]), jnp.asarray([2, 8, 1, 0, 4, 6]), jnp.abs(normal(0, 6)))),
     "states_rotate": (states_rotate, (normal(0, 6), normal(1, 6), normal(2, 6), normal(3, 8, 6))),
 }  # fmt: skip
+
+WITH_SYSTEMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+    "filtered_tracks": (filtered_tracks, (normal(0, 7, 3), positive(1, 7, 3), normal(2, 6, 7, 2))),
+    "newton_steps": (newton_steps, (normal(0, 6, 4, scale=0.3), positive(1, 6, 4), normal(2, 6, 4))),
+}
+"""Loops that solve small systems of equations in each trip."""

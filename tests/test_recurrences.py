@@ -24,7 +24,7 @@ from pallasfuse.recurrences import AsKernel, kernel_of, recurrence_of
 from pallasfuse.targets import INTERPRET, TRITON, default_for, find
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
 from pallasfuse.written_out import surely_faster
-from tests.loops_of_programs import LOOPS, forward_algorithm, moving_average, normal, recurrent_network
+from tests.loops_of_programs import LOOPS, WITH_SYSTEMS, forward_algorithm, moving_average, normal, recurrent_network
 from tests.running_loops import run, scans_of, with_kernels
 
 FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
@@ -234,6 +234,16 @@ def test_a_loop_that_updates_known_places_is_one_kernel():
     assert count == 1
     for got, want in zip(results, jax.tree.leaves(jax.lax.scan(trip, *args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WITH_SYSTEMS)
+def test_a_loop_that_solves_small_systems_is_one_kernel(name):
+    function, args = WITH_SYSTEMS[name]
+    jaxpr, loops = scans_of(function, *args)
+    results, count = with_kernels(jaxpr, loops, *args)
+    assert count == 1
+    for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_plan_shows_the_kernel():

@@ -31,6 +31,10 @@ COMBINED: Mapping[str, Callable[[Array, Array], Array]] = {
 """The updates, and what they make of what stands at a place and what comes."""
 
 
+_MOST_COMPARED = 64
+"""Of several places in an array, and positions that each is compared with: so many pairs, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Says where a gather or a scatter takes its places from."""
@@ -44,16 +48,20 @@ class _Places:
 
 
 def taken(eqn: JaxprEqn) -> Run | None:
-    """Computes a gather of a single position, or one for each of a batch, and of all positions along the other dimensions.
+    """Computes a gather of a single position, or one for each of a batch, and of all positions along the other dimensions; also one
+    of a few positions of a short dimension, such as rows of a small matrix in another order.
 
-    None for other ones: several positions of one array would be compared with all of it for each.
+    None for other ones: each of several positions is compared with all of the dimension.
     """
     numbers, sizes = eqn.params["dimension_numbers"], [int(n) for n in eqn.params["slice_sizes"]]
     shape, out = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.outvars[0])
     places = _places(
         shape, sizes, numbers.start_index_map, numbers.operand_batching_dims, numbers.start_indices_batching_dims, eqn
     )
-    if places is None or not _is_one_place(places, _compat.shape_of(eqn.invars[1])):
+    if places is None:
+        return None
+    count = _places_each(places, _compat.shape_of(eqn.invars[1]))
+    if count != 1 and count * math.prod(shape[d] for d in places.by_number) > _MOST_COMPARED:
         return None
     if places.drops and _bits(eqn) > 32:
         return None  # JAX finds places of 64 bits outside of an array inside of it
@@ -110,7 +118,7 @@ def changed(eqn: JaxprEqn) -> Run | None:
     sizes = [of_update[by_dim[d]] if d in by_dim else 1 for d in range(len(shape))]
     batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     places = _places(shape, sizes, numbers.scatter_dims_to_operand_dims, *batching, eqn)
-    if places is None or not _is_one_place(places, of_indices):
+    if places is None or _places_each(places, of_indices) != 1:
         return None
     if _bits(eqn) < 32:
         return None  # JAX compares them with lengths in their own type
@@ -182,9 +190,9 @@ def _places(
     return _Places(wanted, beside, drops)
 
 
-def _is_one_place(places: _Places, of_indices: Sequence[int]) -> bool:
-    """Is there one place in an array, or in each of a batch?"""
-    return math.prod(n for d, n in enumerate(of_indices[:-1]) if d not in places.batching) == 1
+def _places_each(places: _Places, of_indices: Sequence[int]) -> int:
+    """Counts the places in an array, or in each of a batch."""
+    return math.prod(n for d, n in enumerate(of_indices[:-1]) if d not in places.batching)
 
 
 def _bits(eqn: JaxprEqn) -> int:

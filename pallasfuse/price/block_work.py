@@ -81,6 +81,8 @@ class BlockWork:
     """Instructions by which lanes exchange results of reductions, of all warps, where tiles are spread over threads."""
     kept_bytes: float = 0.0
     """Bytes of the tiles that products make or that are computed for them: they lie in memory, where a library multiplies."""
+    computed_bytes: float = 0.0
+    """Those of the tiles that are computed for products, each time."""
 
 
 def examine(program: TileProgram, other: Mapping[Axis, int] | None = None, *, spreads: bool = False) -> BlockWork:
@@ -354,7 +356,7 @@ class _Walk:
                     self.operate(step, times, sizes)
                     exchanged = waits_beside and product.name in block.of_reductions - block.of_products
                     self.work.products.append(replace(self.product(product, sizes, times), exchanged=exchanged))
-                    self.keep(product, sizes)
+                    self.keep(product, sizes, times)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
 
         self.work.beside += times * waits_beside
@@ -406,10 +408,11 @@ class _Walk:
             self.work.statements += times
             self.pass_over(frozenset(axes), step, times, sizes)
 
-    def keep(self, s: Contract, sizes: _Sizes) -> None:
+    def keep(self, s: Contract, sizes: _Sizes, times: float) -> None:
         """Note what lies in memory for a product, beside what it loads."""
-        made = [frozenset(s.axes), *(e.axes for e in (s.lhs, s.rhs) if not any(True for _ in through_casts(e)))]
-        self.work.kept_bytes += sum(4.0 * sizes.volume(axes) for axes in made)
+        computed = sum(4.0 * sizes.volume(e.axes) for e in (s.lhs, s.rhs) if not any(True for _ in through_casts(e)))
+        self.work.kept_bytes += 4.0 * sizes.volume(frozenset(s.axes)) + computed
+        self.work.computed_bytes += times * computed
 
     def pass_over(self, made: frozenset[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what a statement reads and makes."""

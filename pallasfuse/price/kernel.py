@@ -103,9 +103,11 @@ def _loops(program: TileProgram, device: Device) -> Price:
         products_us += p.times * (product_us(one, device) + _BESIDE * memory_us(tile, device))
     moved = sum(a.bytes for a in work.accesses)
     kernels = work.blocks * (work.statements + _BESIDE)
+    between = (work.tile_bytes + work.computed_bytes) * work.blocks
     terms = (
         Term("products", sum(p.flops for p in work.products) * work.blocks, "flop", products_us * work.blocks),
         Term("copied slices", 2.0 * moved * work.blocks, "B", 2.0 * memory_us(moved, device) * work.blocks),
+        Term("passes over tiles", between, "B", memory_us(between, device)),
         Term("launches", kernels, "", kernels * (device.kernel_us + device.launch_us)),
     )  # fmt: skip
     return Price(sum(t.us for t in terms), terms)

@@ -29,6 +29,10 @@ def written(function, *args):
 ONE = {
     "a row": lambda x, k: x[k],
     "a column": lambda x, k: x[:, k],
+    "several rows": lambda x, k: x[jnp.stack([k, k - 1, k + 1])],
+    "several columns beyond the end": lambda x, k: x.at[:, jnp.stack([k, 9 * k, k - 2, k + 4])].get(mode="fill"),
+    "several elements": lambda x, k: x[jnp.stack([k, k - 1]), jnp.stack([k + 1, k])],
+    "rows in another order": lambda x, k: jnp.take_along_axis(x, jnp.argsort(-x, axis=0), axis=0),
     "an element": lambda x, k: x[k, k + 1],
     "from the end": lambda x, k: x[k - 5],
     "the nearest": lambda x, k: jnp.take(x, 9 * k - 3, axis=0, mode="clip"),
@@ -72,7 +76,7 @@ OTHERS = {
     "parts of rows": lambda x, k: lax.dynamic_slice(x, (k, 1), (1, 3)),
     "two rows": lambda x, k: lax.dynamic_slice(x, (k, 0), (2, 6)),
     "two rows are set": lambda x, k: lax.dynamic_update_slice(x, x[:2], (k, 0)),
-    "several rows": lambda x, k: x[jnp.stack([k, k - 1, k + 1])],
+    "many rows": lambda x, k: x[jnp.arange(40) % 3 + k],
     "complex numbers": lambda x, k: jnp.real(lax.complex(x, x)[k]),
     "a row at a narrow number is set": lambda x, k: lax.scatter(
         jnp.tile(x, (75, 1)), (k + 98).astype(jnp.uint8)[None], x[0], NARROW, mode="clip"
