@@ -20,7 +20,7 @@ from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
 from pallasfuse.decompositions.selections import is_selection, without_selections
 from pallasfuse.decompositions.systems import in_columns
-from pallasfuse.decompositions.writing import Run, Writer, traced_as
+from pallasfuse.decompositions.writing import Run, Writer, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
@@ -46,6 +46,8 @@ from pallasfuse.tiling.recurrence import (
 
 _MOST_EQUATIONS = 512
 """A loop body with more equations is not tried: its kernel would take long to compile."""
+_MOST_WRITTEN_OUT = 1200
+"""The most equations of a body with its systems and updates written out. (Kernels of 676 equations take 1.7 s to compile.)"""
 _SHORTEST = 4
 """Loops of fewer trips stay with XLA, which writes them out."""
 _REGISTERS_OF_CONSTANTS = 64
@@ -76,8 +78,8 @@ class AsKernel:
         left = any(left_by_user(e, self.exclude) is not None for e in body.eqns)
         if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
-        inside = in_columns(with_choices_at_known_places(eqn.params["jaxpr"]))
-        if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_EQUATIONS:
+        inside = with_choices_at_known_places(in_columns(eqn.params["jaxpr"]))
+        if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_WRITTEN_OUT:
             return None
         chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
         ways = (accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args)))
@@ -108,7 +110,8 @@ class InLoops(AsKernel):
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
         way = self.way(eqn)
-        found = None if way is None else with_loops(traced_as(eqn, way, eqn.invars), self._as_kernel)
+        written = None if way is None else with_source_of(eqn, traced_as(eqn, way, eqn.invars))
+        found = None if written is None else with_loops(written, self._as_kernel)
         return None if found is None else self._unless_it_fails(found)
 
 

@@ -339,7 +339,9 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
         lost = _lost_in_bodies(before, after)
-        if lost and any(plan(body).kernels for body in _bodies(before) if lost.intersection(_that_kernels_have(body))):
+        kernels = frozenset(one.source for one in loops_as_kernels(after))
+        bodies = (body for body in _bodies(before, kernels) if lost.intersection(_that_kernels_have(body)))
+        if lost and any(plan(body).kernels for body in bodies):
             return True
         if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
             return False
@@ -358,18 +360,23 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
-    """Returns the texts of products and concatenations of which a form has fewer in its bodies than the program."""
-    had, has = (Counter(t for body in _bodies(jaxpr) for t in _that_kernels_have(body)) for jaxpr in (before, after))
+    """Returns the texts of products and concatenations of which a form has fewer in its bodies than the program.
+
+    Loops that are kernels in the form have lost nothing: their kernels compute the whole body.
+    """
+    kernels = frozenset(one.source for one in loops_as_kernels(after))
+    had, has = (
+        Counter(t for body in _bodies(jaxpr, kernels) for t in _that_kernels_have(body)) for jaxpr in (before, after)
+    )
     return set(had - has)
 
 
-def _bodies(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Yields the bodies of loops and branches, flat, however deep."""
-    own = (one.loop for one in loops_as_kernels(jaxpr))
-    for body in (b for eqn in (*jaxpr.eqns, *own) for b in called(eqn)):
+def _bodies(jaxpr: Jaxpr, without: frozenset[str] = frozenset()) -> Iterator[Jaxpr]:
+    """Yields the bodies of loops and branches, flat, however deep. without: the lines of loops that do not count."""
+    for body in (b for eqn in jaxpr.eqns if _compat.source_summary(eqn) not in without for b in called(eqn)):
         flat = flatten(body)
         yield flat
-        yield from _bodies(flat)
+        yield from _bodies(flat, without)
 
 
 def predicted_us(plan: Plan) -> float:

@@ -1,10 +1,12 @@
-"""Updates of places that a program names as numbers, such as the first row of an array, as a choice at each position.
+"""Updates of places that a program names as numbers, such as the first row of an array, as choices by position, and diagonals.
 
 An update has no nest, as its places may depend on data. Where they do not, it is a choice between what stands there and what comes,
-by position: a kernel has that.
+by position: a kernel has that. A diagonal is taken by its places, too, and is a sum of rows in which all terms but one are zero.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,10 @@ _OF_PLACES: dict[str, Callable[[Mapping[str, Any], Sequence[np.ndarray]], np.nda
     "convert_element_type": lambda p, v: v[0].astype(p["new_dtype"]),
     "reshape": lambda p, v: v[0].reshape(p["new_sizes"]),
     "squeeze": lambda p, v: np.squeeze(v[0], tuple(p["dimensions"])),
+    "iota": lambda p, _: _positions(p),
+    "lt": lambda _, v: v[0] < v[1],
+    "add": lambda _, v: v[0] + v[1],
+    "select_n": lambda _, v: np.where(v[0], v[2], v[1]),
 }
 """Operations that programs compute places from numbers with, by their parameters and operands."""
 _MOST_NUMBERS = 16
@@ -34,14 +40,16 @@ _MOST_NUMBERS = 16
 
 
 def with_choices_at_known_places(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a jaxpr, flat where it changes, in which updates of one known place or window are choices by position."""
+    """Returns a jaxpr, flat where it changes, in which updates of one known place or window are choices by position, and diagonals
+    are sums."""
     flat = flatten(jaxpr)
-    if not any(eqn.primitive.name in COMBINED for eqn in flat.eqns):
+    if not any(eqn.primitive.name in COMBINED or eqn.primitive.name == "gather" for eqn in flat.eqns):
         return jaxpr
     writer, known, changed = Writer(flat), dict[Var, np.ndarray](), False
     for eqn in flat.eqns:
         _evaluate(eqn, known)
-        run = None if eqn.effects else _choice(eqn, known)
+        rule = _diagonal if eqn.primitive.name == "gather" else _choice
+        run = None if eqn.effects else rule(eqn, known)
         if run is None:
             writer.keep(eqn)
         else:
@@ -55,8 +63,9 @@ def _value(atom: Atom, known: dict[Var, np.ndarray]) -> np.ndarray | None:
 
 
 def _evaluate(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
-    """Add the result of an operation to what is known, if it is a few whole numbers that depend on nothing else."""
-    if eqn.primitive.name not in _OF_PLACES or not jnp.issubdtype(_compat.dtype_of(eqn.outvars[0]), jnp.integer):
+    """Add the result of an operation to what is known, if it is a few whole numbers or conditions that depend on nothing else."""
+    dtype = _compat.dtype_of(eqn.outvars[0])
+    if eqn.primitive.name not in _OF_PLACES or not (jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
         return
     shape = _compat.shape_of(eqn.outvars[0])
     values = [_value(a, known) for a in eqn.invars]
@@ -68,6 +77,46 @@ def _evaluate(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
 def _new_dimensions(params: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the dimensions of a broadcast that its operand has not."""
     return tuple(d for d in range(len(params["shape"])) if d not in params["broadcast_dimensions"])
+
+
+def _positions(params: Mapping[str, Any]) -> np.ndarray:
+    """Returns the positions along one dimension of a shape."""
+    own = [n if d == params["dimension"] else 1 for d, n in enumerate(params["shape"])]
+    return np.broadcast_to(np.arange(math.prod(own), dtype=params["dtype"]).reshape(own), params["shape"])
+
+
+def _diagonal(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:
+    """Returns what computes the diagonal of all of some dimensions as a sum; None for gathers of other places."""
+    numbers, shape, places = (
+        eqn.params["dimension_numbers"],
+        _compat.shape_of(eqn.invars[0]),
+        _value(eqn.invars[1], known),
+    )
+    dims = [int(d) for d in numbers.start_index_map]
+    if (
+        places is None
+        or len(dims) < 2
+        or numbers.operand_batching_dims
+        or sorted(numbers.collapsed_slice_dims) != sorted(dims)
+    ):
+        return None
+    count, dtype = shape[dims[0]], _compat.dtype_of(eqn.invars[0])
+    if not np.array_equal(places, np.tile(np.arange(count)[:, None], len(dims))) or any(
+        shape[d] != count for d in dims
+    ):
+        return None
+    if dtype == jnp.bool_ or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    offsets = [int(d) for d in numbers.offset_dims]
+    (at,) = (d for d in range(len(offsets) + 1) if d not in offsets)
+
+    def run(x: Array, _: Array) -> list[Array]:
+        first, *others = (lax.broadcasted_iota(jnp.int32, shape, d) for d in dims)
+        here = functools.reduce(operator.and_, [first == other for other in others])
+        found = jnp.sum(jnp.where(here, x, jnp.zeros((), dtype)), dims[1:], dtype=dtype)
+        return [jnp.moveaxis(found, dims[0] - sum(d < dims[0] for d in dims[1:]), at)]
+
+    return run
 
 
 def _choice(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:

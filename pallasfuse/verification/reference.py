@@ -78,9 +78,10 @@ def _widened(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _widened_body(parameter: Any) -> Any:
-    """The bodies of loops and branches, over float64; any other parameter as it is."""
-    if type(parameter) is tuple:  # not one with names
-        return tuple(_widened_body(x) for x in parameter)
+    """The bodies of loops, branches and solvers, over float64; any other parameter as it is."""
+    if isinstance(parameter, tuple):
+        parts = [_widened_body(x) for x in parameter]
+        return type(parameter)(*parts) if hasattr(parameter, "_fields") else tuple(parts)
     if not isinstance(parameter, Jaxpr):
         return parameter
     held = {v: _as_wide(v, c) for v, c in zip(parameter.constvars, parameter.consts, strict=True)}

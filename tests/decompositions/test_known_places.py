@@ -8,6 +8,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
+from pallasfuse.jaxpr_frontend import flatten
 from tests.running_loops import scans_of, with_kernels
 
 
@@ -90,3 +91,33 @@ def test_other_loops_keep_functions_of_what_stands_there():
     results, _ = with_kernels(jaxpr, loops, *args)
     for got, want in zip(results, jax.tree.leaves(lax.scan(trip, *args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+DIAGONALS = {
+    "the last dimensions": lambda x: jnp.diagonal(x, axis1=-2, axis2=-1),
+    "the first and the last": lambda x: jnp.diagonal(x, axis1=0, axis2=2),
+    "a trace": lambda x: jnp.trace(x, axis1=1, axis2=2),
+    "of whole numbers": lambda x: jnp.diagonal(x.astype(jnp.int32), axis1=1, axis2=2),
+    "of all three": lambda x: x[jnp.arange(3), jnp.arange(3), jnp.arange(3)],
+}
+
+
+@pytest.mark.parametrize("case", DIAGONALS)
+def test_diagonals_are_sums(case):
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3, 3)) * 9, jnp.float32)
+    jaxpr = jax.make_jaxpr(DIAGONALS[case])(x)
+    made = with_choices_at_known_places(jaxpr)
+    assert "gather" not in {e.primitive.name for e in made.eqns}
+    (got,) = _compat.eval_jaxpr(made, made.consts, x)
+    want = DIAGONALS[case](x)
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: jnp.diagonal(x, 1, 1, 2), lambda x: jnp.diagonal(x[:, :, :2], axis1=1, axis2=2),
+    lambda x: x[:, jnp.asarray([2, 1, 0]), jnp.asarray([0, 1, 2])], lambda x: jnp.diagonal(x > 0, axis1=1, axis2=2),
+])  # fmt: skip
+def test_other_gathers_stay(function):
+    jaxpr = jax.make_jaxpr(function)(jnp.zeros((3, 3, 3)))
+    assert "gather" in {e.primitive.name for e in flatten(with_choices_at_known_places(jaxpr)).eqns}

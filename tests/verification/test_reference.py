@@ -87,6 +87,11 @@ def one_of_two(x):
     return jax.lax.cond(x[0, 0] > 0, lambda y: y * 0.125, lambda y: jnp.exp(y) / 3, x).sum(-1)
 
 
+def solved_in_a_loop(x):
+    system = x[:2, :2] @ x[:2, :2].T + 2.5 * jnp.eye(2, dtype=x.dtype)
+    return jax.lax.scan(lambda y, row: (jnp.linalg.solve(system, y) / 3 + row[:2], y), x[0, :2], x)
+
+
 def traced(x):
     return jnp.trace(x @ x.T) + jnp.zeros(3).at[jnp.array([0, 1, 1, 2])].add(x[:, 0])
 
@@ -95,7 +100,7 @@ def with_noise(x):
     return x * jax.random.uniform(jax.random.key(0), x.shape, jnp.float32)
 
 
-@pytest.mark.parametrize("function", [summed_in_a_loop, one_of_two, traced])
+@pytest.mark.parametrize("function", [summed_in_a_loop, one_of_two, solved_in_a_loop, traced])
 def test_bodies_of_loops_and_branches_are_wide(function):
     with jax.enable_x64(True):
         expected = jax.tree.leaves(function(X.astype(np.float64)))
