@@ -297,3 +297,23 @@ def test_evaluation_goes_backwards_where_the_loop_does():
               rng.normal(size=[a.extent for a in t.axes]) for t in found.kernel.inputs}  # fmt: skip
     ends = [evaluate_tiles(program, values) for program in (found.kernel, turned)]
     assert not any(np.allclose(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def likely_tracks(means, spreads, seen):
+    """Weighs tracks by how likely they make what is seen: the body of the loop has reductions that could be kernels, too."""
+
+    def trip(state, y):
+        mean, spread = state
+        spread, left = spread + 0.1 * jnp.eye(3), y - mean
+        far = jnp.sum(left * jnp.linalg.solve(spread, left[..., None])[..., 0], -1)
+        chance = -0.5 * (jnp.linalg.slogdet(spread)[1] + far)
+        moved = mean + 0.1 * jax.nn.softmax(chance, axis=-1)[..., None] * left
+        return (moved, spread * 0.9), jax.nn.logsumexp(chance, axis=-1)
+
+    return jax.lax.scan(trip, (means, spreads), seen)
+
+
+def test_a_loop_that_is_a_kernel_loses_none_of_its_body_s():
+    shapes = (4096, 4, 3), (4096, 4, 3, 3), (20, 4096, 1, 3)
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    assert len(pf.fuse(likely_tracks, options=PRICED).explain(*structs, target="mosaic_gpu").loops) == 1
