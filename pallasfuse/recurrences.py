@@ -32,6 +32,7 @@ from pallasfuse.loop_distribution import distributed
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.resources import triton
+from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.targets import TRITON, Target
 from pallasfuse.tiling.recurrence import (
     Layout,
@@ -199,7 +200,7 @@ def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> Kerne
         for kept in dict.fromkeys((_kept(recurrence, layout, target), every)):
             chosen = replace(layout, kept=kept)
             program = lower_recurrence(recurrence, chosen, target)
-            if triton.resources(program, target).shared_bytes > target.shared_memory_bytes:
+            if triton.resources(as_threads_run_it(program).program, target).shared_bytes > target.shared_memory_bytes:
                 continue
             price = price_kernel([(program, target)])
             if best is None or price.us < best[0].us:

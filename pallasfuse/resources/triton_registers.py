@@ -166,7 +166,7 @@ def on_the_way(view: View, line: Line) -> float:
     """
     s = line.statement
     if _is_reduced(view, line):
-        return sum(_terms(view, x) for x in view.lines if x is line or _interleaves(view, x, line))
+        return sum(_terms(view, x) for x in view.reduced[line.scope] if x is line or _interleaves(view, x, line))
     return max((registers_of(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
 
 
@@ -182,13 +182,8 @@ def _terms(view: View, line: Line) -> float:
 
 
 def _interleaves(view: View, one: Line, other: Line) -> bool:
-    """Are both reductions of one scope, and neither needs the other?"""
-    return (
-        one.scope is other.scope
-        and _is_reduced(view, one)
-        and one.name not in view.needs(other)
-        and other.name not in view.needs(one)
-    )
+    """Does neither of two reductions of one scope need the other?"""
+    return one.name not in view.needs(other) and other.name not in view.needs(one)
 
 
 def _operands(view: View) -> float:

@@ -11,7 +11,7 @@ The numbers below were fitted on what it reports of all of `benchmarks/workloads
 `scripts/resources_report.py`, and hold for the other half.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -62,10 +62,11 @@ def _missing(view: View, most: int) -> dict[LoopScope, float]:
     """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without and do not
     find."""
     values = tuple(_values(view))
+    taken = _taken(values, len(view.lines))
     beside = OTHERS + PIECES * sum(addresses(view)) - most
     found: dict[LoopScope, float] = {}
     for line in view.lines:
-        missing, scope = _needed_at(view, line, values) + beside, line.scope
+        missing, scope = _needed_at(view, line, taken[line.number]) + beside, line.scope
         while missing > 0 and scope.around is not None:
             idle = sum(v.registers for v in values if v.first < scope.first and scope.last < v.last)
             own = max(0.0, missing - idle)
@@ -75,12 +76,25 @@ def _missing(view: View, most: int) -> dict[LoopScope, float]:
     return found
 
 
-def _needed_at(view: View, line: Line, values: tuple[Lifetime, ...]) -> float:
+def _taken(values: Sequence[Lifetime], count: int) -> list[tuple[float, float, float]]:
+    """Returns for each of so many statements the registers of the values that it makes, of those that are only kept during it, and
+    of those that it is the last to read."""
+    begun: list[list[Lifetime]] = [[] for _ in range(count)]
+    for v in values:
+        begun[v.first].append(v)
+    alive: list[Lifetime] = []
+    found = []
+    for n in range(count):
+        alive = [v for v in alive if v.last >= n]
+        kept = sum(v.registers for v in alive if v.last > n)
+        found.append((sum(v.registers for v in begun[n]), kept, sum(v.registers for v in alive if v.last == n)))
+        alive += begun[n]
+    return found
+
+
+def _needed_at(view: View, line: Line, taken: tuple[float, float, float]) -> float:
     """Returns the registers that are taken during a statement. What it computes takes those of what is read for the last time."""
-    n = line.number
-    made = sum(v.registers for v in values if v.first == n)
-    kept = sum(v.registers for v in values if v.first < n < v.last)
-    ending = sum(v.registers for v in values if v.first < n == v.last)
+    n, (made, kept, ending) = line.number, taken
     product = view.products.get(n)
     if product is None:
         return kept + max(ending, made) + PIECES * on_the_way(view, line) + _of_predicates(view, line)

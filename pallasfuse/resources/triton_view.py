@@ -15,6 +15,7 @@ from pallasfuse.ir.tile_program import (
     Let,
     Load,
     Loop,
+    Reduce,
     Segment,
     Statement,
     Store,
@@ -139,6 +140,15 @@ class View:
                 found[scope] = None
                 scope = scope.around
         return list(found)
+
+    @cached_property
+    def reduced(self) -> Mapping[LoopScope, list[Line]]:
+        """The reductions of each scope, but for products of matrix units."""
+        found: dict[LoopScope, list[Line]] = {}
+        for line in self.lines:
+            if isinstance(line.statement, Reduce | Contract) and line.number not in self.products:
+                found.setdefault(line.scope, []).append(line)
+        return found
 
     @cached_property
     def _made_from(self) -> dict[str, frozenset[str]]:
