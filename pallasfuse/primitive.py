@@ -209,8 +209,7 @@ class FusedCall:
             may_win = loses or any(fused_calls(other.jaxpr)) or self.with_bodies(judged)[1]
             if may_win and not cannot_win_as_it_is(self.plan(judged), plan, verdict):
                 own = self._settled_as_it_is(target, device, measure=measure)
-                gains = loses and bool(own.kernels or own.bodies) and not (verdict and verdict.ours_us)
-                if gains or is_faster_as_it_is(own, plan, verdict):
+                if is_faster_as_it_is(own, plan, verdict, loses=loses):
                     plan, verdict = own, verdict and verdict.overruled("its kernels gain more as it is")
         plan = plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
         return self._guarded(lambda: self._or_unchecked(plan, target, device, measure=measure), plan)

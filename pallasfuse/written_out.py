@@ -389,11 +389,14 @@ def predicted_us(plan: Plan) -> float:
     return by_xla.us + sum(k.price.us for k in plan.kernels) + sum(p.us for p in plan.at_boundary.values())
 
 
-def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
+def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None, *, loses: bool = False) -> bool:
     """Does the plan of a program as it is win over the plan of a form of it that XLA runs faster?
 
     Clearly so by the clock where it has seen both, else by the price. verdict: what the clock said of the form, as XLA runs both.
+    loses: kernels are predicted to lose more by the form than XLA gains; without a clock for the form those that are left win.
     """
+    if loses and not (verdict and verdict.ours_us) and (own.kernels or own.bodies):
+        return True
     if verdict is not None and verdict.ours_us is not None and verdict.xla_us is not None:
         times = _measured_us(own, verdict.xla_us), _measured_us(other, verdict.ours_us)
         if times[0] is not None and times[1] is not None:

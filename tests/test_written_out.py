@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
+from pallasfuse import written_out
 from pallasfuse.device import assumed
 from pallasfuse.first_time import Once
 from pallasfuse.jaxpr_frontend import flatten
@@ -74,6 +75,18 @@ def test_the_clock_decides_between_kernels_and_a_form(subject, own_us, faster):
     own = replace(own, verdicts=(Verdict(subject, True, "", own_us, 100.0),))
     form = replace(own, kernels=(), verdicts=(), written_out=True)
     assert is_faster_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == faster
+
+
+def test_without_a_clock_a_form_loses_to_kernels_only_while_there_are_some(monkeypatch):
+    """A check may have left none of those that were predicted to gain more."""
+    own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
+    form = replace(own, kernels=(), written_out=True)
+    unclocked = Verdict(WRITTEN_OUT, True, "not measured: it has cond")
+    monkeypatch.setattr(written_out, "predicted_us", lambda plan: 50.0 if plan is form else 100.0)
+    assert is_faster_as_it_is(own, form, unclocked, loses=True)
+    assert is_faster_as_it_is(replace(own, kernels=(), bodies=(Body(0, "scan", own),)), form, unclocked, loses=True)
+    assert not is_faster_as_it_is(replace(own, kernels=()), form, unclocked, loses=True)
+    assert not is_faster_as_it_is(own, form, unclocked)
 
 
 @pytest.mark.parametrize(
