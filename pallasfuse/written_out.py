@@ -339,7 +339,7 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
         lost = _lost_in_bodies(before, after)
-        kernels = frozenset(one.source for one in loops_as_kernels(after))
+        kernels = frozenset(_name(one.loop) for one in loops_as_kernels(after))
         bodies = (body for body in _bodies(before, kernels) if lost.intersection(_that_kernels_have(body)))
         if lost and any(plan(body).kernels for body in bodies):
             return True
@@ -364,16 +364,21 @@ def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
 
     Loops that are kernels in the form have lost nothing: their kernels compute the whole body.
     """
-    kernels = frozenset(one.source for one in loops_as_kernels(after))
+    kernels = frozenset(_name(one.loop) for one in loops_as_kernels(after))
     had, has = (
         Counter(t for body in _bodies(jaxpr, kernels) for t in _that_kernels_have(body)) for jaxpr in (before, after)
     )
     return set(had - has)
 
 
+def _name(eqn: JaxprEqn) -> str:
+    """Names a loop by its line and its trips: another form of it has the same."""
+    return f"{_compat.source_summary(eqn)} {eqn.params.get('length')}"
+
+
 def _bodies(jaxpr: Jaxpr, without: frozenset[str] = frozenset()) -> Iterator[Jaxpr]:
-    """Yields the bodies of loops and branches, flat, however deep. without: the lines of loops that do not count."""
-    for body in (b for eqn in jaxpr.eqns if _compat.source_summary(eqn) not in without for b in called(eqn)):
+    """Yields the bodies of loops and branches, flat, however deep. without: the names of loops that do not count."""
+    for body in (b for eqn in jaxpr.eqns if not (without and _name(eqn) in without) for b in called(eqn)):
         flat = flatten(body)
         yield flat
         yield from _bodies(flat, without)

@@ -9,6 +9,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pallasfuse as pf
+from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import prove_plan
@@ -163,6 +164,33 @@ BESIDE = [heads_without_elements, sums_of_nothing, beside_a_scan, beside_a_recur
 INSIDE = [noise_of_bits, packed_values, masked_heads, integer_values, boolean_values, own_rule_for_batches, constrained,
           guarded_against_nan, remembered_and_named]  # fmt: skip
 MORE = {dropped_out: KEY, packed_values: PACKED, masked_heads: SWITCHES, integer_values: LABELS, boolean_values: LABELS}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("target", ["xla", "interpret", "triton"])
+def test_floats_of_bits_are_those_of_their_type(dtype, target):
+    """Half types are computed in float32 where they may be: their bits are not."""
+    words = jnp.uint32 if dtype == jnp.float32 else jnp.uint16
+    x = lax.bitcast_convert_type(jnp.asarray(RNG.standard_normal((4, 64)), dtype), words)
+
+    def shares(x):
+        return jax.nn.softmax(lax.bitcast_convert_type(x, dtype).astype(jnp.float32) * 2, -1)
+
+    def largest(x):
+        value = lax.bitcast_convert_type(x, dtype)
+        return jnp.max(value, -1, keepdims=True) - value
+
+    for function in (shares, largest):
+        if target == "triton":
+            (kernel,) = pf.fuse(function, options=EVERYTHING).explain(x, target=target).kernels
+            (phase,) = kernel.phases
+            (got,) = pallas_kernel.call(phase.program, {phase.program.inputs[0].name: x}, interpret=True).values()
+        else:
+            fused = pf.fuse(function, target=target, options=EVERYTHING)
+            assert fused.explain(x).kernels
+            got = fused(x)
+        close = 3e-3 if dtype == jnp.float16 else 2e-2 if dtype == jnp.bfloat16 else 1e-6
+        np.testing.assert_allclose(*(np.asarray(a, np.float64) for a in (got, function(x))), rtol=close, atol=close)
 
 
 def arguments(function):

@@ -32,7 +32,7 @@ COMBINED: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 _MOST_COMPARED = 64
-"""Of several places in an array, and positions that each is compared with: so many pairs, at most."""
+"""A gather of several places compares at most so many pairs of a place and a position: rows of eight by eight matrices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ _OF_PLACES: dict[str, Callable[[Mapping[str, Any], Sequence[np.ndarray]], np.nda
     "iota": lambda p, _: _positions(p),
     "lt": lambda _, v: v[0] < v[1],
     "add": lambda _, v: v[0] + v[1],
-    "select_n": lambda _, v: np.where(v[0], v[2], v[1]),
+    "select_n": lambda _, v: np.choose(v[0].astype(int), v[1:]),
 }
 """Operations that programs compute places from numbers with, by their parameters and operands."""
 _MOST_NUMBERS = 16

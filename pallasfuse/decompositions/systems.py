@@ -2,7 +2,8 @@
 
 Libraries factorise many small matrices by several kernels, each of which mostly starts and waits: a matrix of four rows is as long
 under way as one of forty. As a loop whose state is the matrix, elimination is one kernel, which keeps the matrix in registers
-(`recurrences`). Sums have another order than a library's; which rows come first is chosen as LAPACK does.
+(`recurrences`). Sums have another order than a library's; which rows come first is chosen as LAPACK does. Of matrices with
+infinities or NaN, and of those without a Cholesky factor, other elements may be NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +26,11 @@ type Loop = Callable[..., tuple[Any, Any]]
 """Runs a trip for each column."""
 
 FEWEST_ROWS, MOST_ROWS = 2, 64
-"""The fewest and the most rows of a matrix that is kept in the registers of a block."""
-_MOST_WRITTEN_OUT = 8
-"""From so many rows on, columns are not written out: a factorisation has thirty operations for each."""
+"""The fewest and the most rows of a matrix that is kept in the registers of a block: 64 x 64 numbers are 32 in each of 128
+threads."""
+_FEW_ROWS = 8
+"""Matrices of fewer rows have their columns written out in bodies of loops: a factorisation has thirty operations for each column,
+and a kernel of all of them is to be compiled."""
 _TYPES = ("float32", "float64")
 
 
@@ -39,7 +42,7 @@ def in_columns(jaxpr: Jaxpr) -> Jaxpr:
     writer, changed = Writer(flat), False
     for eqn in flat.eqns:
         rule = RULES.get(eqn.primitive.name)
-        run = None if rule is None or (_rows_of(eqn) or _MOST_WRITTEN_OUT) >= _MOST_WRITTEN_OUT else rule(eqn, _in_turn)
+        run = None if rule is None or (_rows_of(eqn) or _FEW_ROWS) >= _FEW_ROWS else rule(eqn, _in_turn)
         if run is None:
             writer.keep(eqn)
         else:
@@ -54,7 +57,7 @@ def _scanned(trip: Trip, state: Any, size: int, rows: Array = None, *, reverse: 
 
 
 def _in_turn(trip: Trip, state: Any, size: int, rows: Array = None, *, reverse: bool = False) -> tuple[Any, Any]:
-    """Does the same with the trips written out."""
+    """Runs a trip for each of so many columns, written out one after the other."""
     found: list[Any] = [None] * size
     for n in reversed(range(size)) if reverse else range(size):
         state, found[n] = trip(state, np.int32(n), None if rows is None else rows[n])
@@ -62,7 +65,8 @@ def _in_turn(trip: Trip, state: Any, size: int, rows: Array = None, *, reverse: 
 
 
 def factored(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
-    """A Cholesky factorisation: each column of the matrix, over its root, is one of the factor, and leaves the other columns."""
+    """Returns what factorises as Cholesky did: each column of the matrix, over its root, is one of the factor, and is taken off the
+    others."""
     size = _rows_of(eqn)
     if size is None:
         return None
@@ -86,7 +90,7 @@ def factored(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
 
 
 def pivoted(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
-    """A factorisation into triangles with a choice of rows: rows stay where they are and know their place in the order."""
+    """Returns what factorises into triangles with a choice of rows: these stay, and know their places in the order."""
     size = _rows_of(eqn)
     if size is None:
         return None
@@ -105,7 +109,7 @@ def pivoted(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
             here = place == first[..., None]
             row = jnp.sum(jnp.where(here[..., None], rest, 0), -2)
             pivot = jnp.sum(jnp.where(here, column, 0), -1)
-            chosen = jnp.sum(jnp.where(here, at, 0), -1)
+            chosen = jnp.sum(jnp.where(here, at, 0), -1, dtype=jnp.int32)
             place = jnp.where(here, k, jnp.where(place == k, first[..., None], place))
             factor = column / jnp.where(pivot == 0, 1, pivot)[..., None]
             left = rest - factor[..., :, None] * row[..., None, :]
@@ -120,7 +124,7 @@ def pivoted(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
 
 
 def solved(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
-    """Triangular systems: each unknown is what is left of its right side, over the diagonal."""
+    """Returns what solves triangular systems: each unknown is what is left of its right side, over the diagonal."""
     size = _rows_of(eqn)
     params = eqn.params
     if size is None:
@@ -149,11 +153,11 @@ def solved(eqn: JaxprEqn, loop: Loop = _scanned) -> Run | None:
 
 
 def _rows_of(eqn: JaxprEqn) -> int | None:
-    """The rows of square matrices of real numbers; None for others, and for large ones."""
+    """Counts the rows of square matrices of real numbers; None for others, and for large ones."""
     shape, dtype = _compat.shape_of(eqn.invars[0]), str(_compat.dtype_of(eqn.invars[0]))
     fits = len(shape) > 1 and shape[-1] == shape[-2] and FEWEST_ROWS <= shape[-1] <= MOST_ROWS
     return shape[-1] if fits and min(shape) > 0 and dtype in _TYPES else None
 
 
 RULES: Mapping[str, Callable[..., Run | None]] = {"cholesky": factored, "lu": pivoted, "triangular_solve": solved}
-"""What computes an operation by loops, by its name."""
+"""The functions that say how an operation is computed by loops, by its name."""

@@ -38,8 +38,8 @@ def _shift_right(x: Any, amount: Any) -> Any:
 
 
 def _within(x: Any, amount: Any) -> tuple[Any, Any]:
-    """Where an amount of bits is one that x can be shifted by (None: it is), and the nearest one that is: what an instruction
-    does beyond that, processors differ in."""
+    """Returns where an amount of bits is one that x can be shifted by (None: it is), and such an amount: processors differ in what
+    they do by others."""
     bits = 8 * jnp.result_type(x).itemsize
     if isinstance(amount, np.generic) and 0 <= int(amount) < bits:
         return None, amount

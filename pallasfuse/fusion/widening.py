@@ -144,6 +144,8 @@ class _Rewrite:
                 return convert(convert(self.done[x], NARROW), WIDE)  # asked for
             case Apply("convert", (x,), dtype) if dtype == WIDE and x.dtype == NARROW:
                 return self.done[x]
+            case Apply("bitcast", (x,), dtype) if dtype == NARROW:
+                return convert(apply("bitcast", self.done[x], dtype=NARROW), WIDE)
             case Apply(op, args, dtype) if dtype == NARROW:
                 return apply(op, *(self.done[a] for a in args), dtype=WIDE)
             case Apply(args=args):

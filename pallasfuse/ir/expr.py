@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.ops import OPS
 
@@ -142,6 +143,8 @@ def apply(op: str, *args: Expr, dtype: str | None = None) -> Apply:
     if scalar_op is None or scalar_op.arity != len(args):
         raise InvalidProgramError(f"no scalar operation {op!r} with {len(args)} arguments")
     result = dtype or ("bool" if scalar_op.kind == "comparison" else args[-1].dtype)
+    if op == "bitcast" and dtypes.itemsize_bytes(result) != dtypes.itemsize_bytes(args[0].dtype):
+        raise InvalidProgramError(f"the bits of {args[0].dtype} are no {result}: it has another size")
 
     def make() -> Apply:
         axes = frozenset().union(*(a.axes for a in args))

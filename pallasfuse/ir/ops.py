@@ -77,6 +77,7 @@ def _shift_right(x: Any, amount: Any) -> Any:
 
 
 def _is_within(x: Any, amount: Any) -> Any:
+    """Is an amount one of the bits that x has?"""
     return (amount >= 0) & (amount < 8 * np.asarray(x).itemsize)
 
 
@@ -156,7 +157,7 @@ COMPARISONS = frozenset(name for name, op in OPS.items() if op.kind == "comparis
 
 
 def evaluated(op: str, args: Sequence[Any], dtype: str) -> Any:
-    """NumPy's result of an operation, as float64, int64 or bool: integers wrap as those of the result's type `dtype` do.
+    """Computes an operation in float64, int64 or bool; integers wrap as those of the result's type `dtype` do.
 
     A float that becomes an integer is truncated, and held within the type; NaN becomes zero. Other casts keep their value.
     """
@@ -166,7 +167,10 @@ def evaluated(op: str, args: Sequence[Any], dtype: str) -> Any:
 
 
 def wrapped(value: Any, dtype: str) -> Any:
-    """Numbers as `dtype` holds them, wide: an integer modulo the numbers of its type, a float that is made one truncated."""
+    """Returns numbers as `dtype` holds them, in a wide type: integers modulo those of their type, floats made integers truncated.
+
+    Those of uint64 are the int64 of the same bits.
+    """
     value = np.asarray(value)
     if dtypes.is_float(dtype):
         return value.astype(np.float64, copy=False)
@@ -184,7 +188,7 @@ _LARGEST_WIDE = 2**63 - 1024
 
 
 def _of_bits(bits: Any, dtype: str) -> Any:
-    """The floats of type `dtype` that integers of as many bits stand for."""
+    """Returns the floats of type `dtype` that integers of as many bits stand for."""
     if dtype == "bfloat16":  # the upper half of a float32, which NumPy has
         bits, dtype = bits.astype(np.int64) << 16, "float32"
     return bits.astype(f"int{8 * dtypes.itemsize_bytes(dtype)}").view(dtype).astype(np.float64)

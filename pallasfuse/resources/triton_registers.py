@@ -112,7 +112,7 @@ def _shared(view: View) -> Iterator[Lifetime]:
     kept from the first of them to the last."""
     loads = (line.statement for line in view.lines if isinstance(line.statement, Load))
     widest = max((view.elements(s.indices) for s in loads), default=0)
-    reduced = [line for line in view.lines if _is_reduced(view, line)]
+    reduced = [line for line in view.lines if view.is_reduced(line)]
     for scope in dict.fromkeys(line.scope for line in reduced):
         found: dict[Expr, list[int]] = {}
         for line in reduced:
@@ -165,13 +165,9 @@ def on_the_way(view: View, line: Line) -> float:
     A reduction needs those of its terms, and of the reductions that the compiler may interleave with it.
     """
     s = line.statement
-    if _is_reduced(view, line):
+    if view.is_reduced(line):
         return sum(_terms(view, x) for x in view.reduced[line.scope] if x is line or _interleaves(view, x, line))
     return max((registers_of(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
-
-
-def _is_reduced(view: View, line: Line) -> bool:
-    return isinstance(line.statement, Reduce | Contract) and line.number not in view.products
 
 
 def _terms(view: View, line: Line) -> float:

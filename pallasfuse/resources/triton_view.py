@@ -145,10 +145,13 @@ class View:
     def reduced(self) -> Mapping[LoopScope, list[Line]]:
         """The reductions of each scope, but for products of matrix units."""
         found: dict[LoopScope, list[Line]] = {}
-        for line in self.lines:
-            if isinstance(line.statement, Reduce | Contract) and line.number not in self.products:
-                found.setdefault(line.scope, []).append(line)
+        for line in filter(self.is_reduced, self.lines):
+            found.setdefault(line.scope, []).append(line)
         return found
+
+    def is_reduced(self, line: Line) -> bool:
+        """Is a statement a reduction, but for products of matrix units?"""
+        return isinstance(line.statement, Reduce | Contract) and line.number not in self.products
 
     @cached_property
     def _made_from(self) -> dict[str, frozenset[str]]:

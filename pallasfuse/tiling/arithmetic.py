@@ -186,7 +186,7 @@ def _block(
     return tuple(result)
 
 
-_NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert"})
+_NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert", "bitcast"})
 
 
 def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str], powers: bool = False) -> Expr:

@@ -329,7 +329,7 @@ class Numbers(Sources):
         assert x.real is not None
         if x.real.shape[-1] > 1:
             self.notes["bitcast"] = None
-            return self.fresh(self.key("bitcast", (x,)), dtype, x.bad, x.taint)
+            return self.fresh(self.key(f"bitcast {dtype}", (x,)), dtype, x.bad, x.taint)
         with np.errstate(all="ignore"):
             return self.from_real(evaluated("bitcast", [x.real], dtype), dtype, None, x.bad, x.taint)
 

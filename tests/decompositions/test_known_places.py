@@ -121,3 +121,15 @@ def test_diagonals_are_sums(case):
 def test_other_gathers_stay(function):
     jaxpr = jax.make_jaxpr(function)(jnp.zeros((3, 3, 3)))
     assert "gather" in {e.primitive.name for e in flatten(with_choices_at_known_places(jaxpr)).eqns}
+
+
+def test_a_place_may_be_chosen_from_several_numbers():
+    numbers = lax.ScatterDimensionNumbers((0,), (0,), (0,))
+
+    def changed(x):
+        place = lax.select_n(*(lax.full((1,), n, jnp.int32) for n in (2, 0, 1, 2)))
+        return lax.scatter(x, place, jnp.full(5, 9.0), numbers, mode="clip")
+
+    found, (got,) = updated(changed, X)
+    assert "scatter" not in names(found)
+    np.testing.assert_array_equal(got, changed(X))

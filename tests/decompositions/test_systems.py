@@ -153,3 +153,16 @@ def test_each_becomes_one_kernel(name, size):
     made = jax.make_jaxpr(run)(*args)
     (kernel,) = loops_as_kernels(made)
     assert kernel.trips == size
+
+
+@pytest.mark.parametrize("name", sorted(systems.RULES))
+def test_types_are_those_of_the_library_where_64_bits_are_on(name):
+    of = {"lu": lax.linalg.lu, "cholesky": factor,
+          "triangular_solve": lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True)}[name]  # fmt: skip
+    with jax.enable_x64(True):
+        for dtype in (jnp.float32, jnp.float64):
+            a = positive((3,), 4).astype(dtype)
+            args = (a, a)[: 2 if name == "triangular_solve" else 1]
+            for loop in LOOPS.values():
+                got, want = jax.tree.leaves(written(of, *args, loop=loop)), jax.tree.leaves(of(*args))
+                assert [x.dtype for x in got] == [x.dtype for x in want]

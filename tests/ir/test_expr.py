@@ -250,3 +250,10 @@ def test_rename_axes_is_a_rewriting_from_the_bottom():
             found = rename_axes(term, renaming, done)
             assert found is rebuild(term, renamed)
             assert found.axes == frozenset(renaming.get(a, a) for a in term.axes) and found.tensors == term.tensors
+
+
+def test_bits_are_a_float_of_as_many():
+    word = read("x", (), "uint16")
+    assert apply("bitcast", word, dtype="bfloat16").dtype == "bfloat16"
+    with pytest.raises(InvalidProgramError, match="the bits of uint16 are no float32: it has another size"):
+        apply("bitcast", word, dtype="float32")

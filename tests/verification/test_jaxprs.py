@@ -210,3 +210,10 @@ def test_slices_of_a_short_axis_meet_where_those_of_the_long_one_do(traced, shor
             first, second = ends(0, cut, traced, short), ends(cut, traced, traced, short)
             assert first[0] == 0 and first[1] == second[0] and second[1] == short, (cut, first, second)
     assert ends(0, traced // 2, traced, short) == (0, short // 2)
+
+
+def test_bits_are_other_floats_in_another_type():
+    fields = finite_fields()
+    word = fields.random((), "uint16")
+    halves = [fields.apply("bitcast", [word], dtype) for dtype in ("float16", "bfloat16")]
+    assert differ(*(fields.apply("convert", [x], "float32") for x in halves))
