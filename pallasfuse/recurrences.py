@@ -18,6 +18,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
+from pallasfuse.decompositions.random_keys import of_words
 from pallasfuse.decompositions.selections import is_selection, without_selections
 from pallasfuse.decompositions.systems import in_columns
 from pallasfuse.decompositions.writing import Run, Writer, traced_as, with_source_of
@@ -67,13 +68,16 @@ class AsKernel:
     """Is a kernel known to fail on the device? Then its loop is left to XLA."""
     shortest: int = _SHORTEST
     """The fewest trips of a loop that is a kernel."""
-    _known: dict[int, tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
+    _known: dict[str, Run | None] = field(default_factory=dict)
+    """The answers by the texts of equations: layers have equal loops, and a program that is flattened has equal ones, too."""
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
         """Returns what computes a loop by its kernel, and what need not be in it before and after; None where it has no kernel."""
-        if id(eqn) not in self._known:
-            self._known[id(eqn)] = eqn, self._run(eqn)
-        return self._known[id(eqn)][1]
+        avals, source = [v.aval for v in (*eqn.invars, *eqn.outvars)], _compat.source_summary(eqn)
+        key = f"{eqn.primitive.name} {eqn.params} {avals} {source} {eqn.source_info.name_stack}"
+        if key not in self._known:
+            self._known[key] = self._run(eqn)
+        return self._known[key]
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
         body = flatten(_compat.within_scopes_of(eqn.params["jaxpr"], eqn))
@@ -84,9 +88,11 @@ class AsKernel:
         if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_WITH_SYSTEMS:
             return None
         chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
-        ways = (accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args)))
+        words = of_words(chosen)
+        apart = accumulators_apart(chosen) if words is None else None
+        ways = words, apart, lambda *args: list(_compat.bind(chosen, args))
         for way in filter(None, ways):
-            simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)
+            simpler = with_loops(with_source_of(eqn, traced_as(eqn, way, eqn.invars)), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)
             if found is not None:
                 return self._unless_it_fails(found)

@@ -135,14 +135,14 @@ XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, looks_up
 INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True, runs_trees=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
-    unsupported_ops=frozenset({"erf", "erfc", "erf_inv", "nextafter"}), unsupported_reducers=frozenset({"prod"}),
+    unsupported_ops=frozenset({"erf", "erfc", "nextafter"}), unsupported_reducers=frozenset({"prod"}),
     legalized_ops=frozenset({"rem", "reduce_and", "reduce_or"}), looks_up=True, runs_trees=True,
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
     pins=True, static_bounds=True, slices_sums=True, looks_up=False, runs_trees=False,
-    unsupported_ops=TRITON.unsupported_ops | {"round_even", "round_away", "rem"},
+    unsupported_ops=TRITON.unsupported_ops | {"erf_inv", "round_even", "round_away", "rem"},
     unsupported_reducers=TRITON.unsupported_reducers | {"and", "or"},
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
 )  # fmt: skip

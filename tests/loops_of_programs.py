@@ -247,3 +247,61 @@ WITH_SYSTEMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "newton_steps": (newton_steps, (normal(0, 6, 4, scale=0.3), positive(1, 6, 4), normal(2, 6, 4))),
 }
 """Loops that solve small systems of equations in each trip."""
+
+
+def noisy_steps(key, x):
+    """Steps of a process with noise of two kinds, whose key is split in each trip."""
+
+    def trip(state, _):
+        key, x = state
+        key, first, second = jax.random.split(key, 3)
+        x = 0.9 * x + 0.1 * jax.random.normal(first, x.shape) - jax.random.uniform(second, x.shape)
+        return (key, x), jnp.sum(x, -1)
+
+    return jax.lax.scan(trip, (key, x), None, length=6)
+
+
+def steps_with_given_keys(key, x):
+    def trip(x, key):
+        drawn = jax.random.gumbel(key, x.shape)
+        return jnp.where(x + drawn > 0.5, x - 0.25, x + 0.125), jnp.max(x + drawn, -1)
+
+    return jax.lax.scan(trip, x, jax.random.split(key, 6))
+
+
+def steps_with_numbered_keys(key, x):
+    """Walks whose key is made of one key and the number of the trip; walkers jump together and by themselves."""
+
+    def trip(x, n):
+        own, together = jax.random.split(jax.random.fold_in(key, n))
+        jumps = jax.random.bernoulli(own, 0.3, x.shape) & jax.random.bernoulli(together, 0.6)
+        return jnp.where(jumps, -x, x) + 0.25 * jax.random.randint(own, x.shape, 0, 9), jnp.sum(jumps)
+
+    return jax.lax.scan(trip, x, jnp.arange(6))
+
+
+def chains_with_own_keys(keys, x):
+    """Chains that are run side by side, each with a key of its own."""
+
+    def chain(key, x):
+        def trip(state, _):
+            key, x = state
+            key, to_move, to_accept = jax.random.split(key, 3)
+            to = x + jax.random.uniform(to_move, x.shape, minval=-1.0)
+            ratio = jnp.exp(0.5 * jnp.sum(x * x - to * to))
+            x = jnp.where(jax.random.uniform(to_accept) < ratio, to, x)
+            return (key, x), x
+
+        return jax.lax.scan(trip, (key, x), None, length=5)
+
+    return jax.vmap(chain)(keys, x)
+
+
+WITH_KEYS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+    "noisy_steps": (noisy_steps, (jax.random.key(0), normal(0, 6, 5))),
+    "noisy_steps, words": (noisy_steps, (jax.random.PRNGKey(1), normal(0, 6, 5))),
+    "steps_with_given_keys": (steps_with_given_keys, (jax.random.key(2), normal(1, 7, 9))),
+    "steps_with_numbered_keys": (steps_with_numbered_keys, (jax.random.key(3), normal(2, 6, 5))),
+    "chains_with_own_keys": (chains_with_own_keys, (jax.random.split(jax.random.key(4), 6), normal(3, 6, 3))),
+}
+"""Loops that draw random numbers in each trip."""

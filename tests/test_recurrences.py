@@ -24,7 +24,15 @@ from pallasfuse.recurrences import AsKernel, kernel_of, recurrence_of
 from pallasfuse.targets import INTERPRET, TRITON, default_for, find
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
 from pallasfuse.written_out import surely_faster
-from tests.loops_of_programs import LOOPS, WITH_SYSTEMS, forward_algorithm, moving_average, normal, recurrent_network
+from tests.loops_of_programs import (
+    LOOPS,
+    WITH_KEYS,
+    WITH_SYSTEMS,
+    forward_algorithm,
+    moving_average,
+    normal,
+    recurrent_network,
+)
 from tests.running_loops import run, scans_of, with_kernels
 
 FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
@@ -244,6 +252,21 @@ def test_a_loop_that_solves_small_systems_is_one_kernel(name):
     assert count == 1
     for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def as_numbers(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@pytest.mark.parametrize("name", WITH_KEYS)
+def test_a_loop_that_draws_random_numbers_is_one_kernel(name):
+    function, args = WITH_KEYS[name]
+    jaxpr, loops = scans_of(function, *args)
+    results, count = with_kernels(jaxpr, loops, *args)
+    assert count == 1
+    for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(as_numbers(got), as_numbers(want), rtol=1e-5, atol=1e-6)
 
 
 def test_the_plan_shows_the_kernel():

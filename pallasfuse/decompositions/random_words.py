@@ -17,6 +17,10 @@ from pallasfuse._compat import JaxprEqn
 
 type Array = Any
 
+GENERATOR = "threefry2x32"
+"""The name of the generator."""
+WIDTHS = (8, 16, 32)
+"""The bits that are drawn from one pair of words."""
 _PARITY = 0x1BD11BDA
 """The third word of a key is this, and the other two, by exclusive or."""
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -31,7 +35,7 @@ def words(eqn: JaxprEqn) -> Callable[..., list[Array]]:
 
     def run(*operands: Array) -> list[Array]:
         first, second, x, y = (jnp.broadcast_to(a, shape) for a in operands)
-        return list(_encrypted(first, second, x, y))
+        return list(encrypted(first, second, x, y))
 
     return run
 
@@ -40,27 +44,33 @@ def bits(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Random bits of keys: each element has a number of its own, which is encrypted; None for other generators and orders."""
     (keys,), width, shape = eqn.invars, eqn.params["bit_width"], tuple(eqn.params["shape"])
     with eqn.ctx.manager:  # an equation is computed as it was traced
-        is_known = jax.config.jax_threefry_partitionable and _compat.dtype_of(keys) == _keys_of_threefry()
-    if not is_known or width not in (8, 16, 32) or not 0 < math.prod(shape) < 1 << 32:
+        is_known = jax.config.jax_threefry_partitionable and is_known_key(keys)
+    if not is_known or width not in WIDTHS or not 0 < math.prod(shape) < 1 << 32:
         return None
 
     def run(keys: Array) -> list[Array]:
         both = jax.random.key_data(keys)
-        before = both.shape[:-1]
-        first, second = (lax.expand_dims(both[..., n], range(len(before), len(before) + len(shape))) for n in (0, 1))
-        number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
-        upper, lower = _encrypted(first, second, jnp.zeros((), jnp.uint32), number)
-        return [(upper ^ lower).astype(f"uint{width}")]
+        return [bits_of(both[..., 0], both[..., 1], shape, width)]
 
     return run
 
 
-def _keys_of_threefry() -> Any:
-    """The type of keys of this generator."""
-    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+def bits_of(first: Array, second: Array, shape: tuple[int, ...], width: int) -> Array:
+    """Computes random bits of each of some keys, given by their two words: over the dimensions of the keys and those of `shape`."""
+    before = range(first.ndim, first.ndim + len(shape))
+    first, second = (lax.expand_dims(x, before) for x in (first, second))
+    number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
+    upper, lower = encrypted(first, second, jnp.zeros((), jnp.uint32), number)
+    return (upper ^ lower).astype(f"uint{width}")
 
 
-def _encrypted(first: Array, second: Array, x: Array, y: Array) -> tuple[Array, Array]:
+def is_known_key(atom: Any) -> bool:
+    """Are keys, or is a key, of this generator?"""
+    known: bool = _compat.dtype_of(atom) == jax.eval_shape(lambda: jax.random.key(0, impl=GENERATOR)).dtype
+    return known
+
+
+def encrypted(first: Array, second: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """Two words after all rounds."""
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     x, y = x + keys[0], y + keys[1]
