@@ -59,6 +59,8 @@ def _has_rule(eqn: JaxprEqn) -> bool:
     params = eqn.params
     if eqn.primitive.name == "random_bits" and params["bit_width"] not in WIDTHS:
         return False
+    if eqn.primitive.name == "random_seed" and _compat.dtype_of(eqn.invars[0]).itemsize > 4:
+        return False
     return eqn.primitive.name in _RULES and math.prod(params.get("shape", ())) < 1 << 32
 
 
@@ -105,6 +107,12 @@ def _folded_in(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     return [Words(*encrypted(keys.first, keys.second, jnp.zeros((), jnp.uint32), jnp.asarray(number, jnp.uint32)))]
 
 
+def _of_seed(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Makes a key of a number of at most 32 bits: its second word."""
+    second = jnp.asarray(values[0]).astype(jnp.uint32)
+    return [Words(jnp.zeros_like(second), second)]
+
+
 def _drawn(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     (keys,), shape = values, tuple(eqn.params["shape"])
     return [bits_of(keys.first, keys.second, shape, eqn.params["bit_width"])]
@@ -131,6 +139,7 @@ def _pieces(eqn: JaxprEqn, word: Array) -> list[Array]:
 _RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Any]], list[Any]]] = {
     "random_split": _split,
     "random_fold_in": _folded_in,
+    "random_seed": _of_seed,
     "random_bits": _drawn,
     "random_wrap": lambda _, v: [Words(v[0][..., 0], v[0][..., 1])],
     "random_unwrap": lambda _, v: [jnp.stack(v[0], -1)],

@@ -87,24 +87,39 @@ def test_a_loop_that_might_not_end_is_not_run_on_drawn_arguments(monkeypatch):
     assert plan.verdicts[0].kept and "faster by its price" in plan.verdicts[0].reason
 
 
+def added_up(a, b):
+    """A product of tiny matrices, in a loop that might not end: by itself it is faster as a sum."""
+
+    def step(c):
+        return c + jnp.einsum("eai,eaj->eij", a, b) + 1.0
+
+    return jax.lax.while_loop(lambda c: c.sum() < 9, step, jnp.zeros((3600, 2, 2)))
+
+
 @pytest.mark.parametrize("loses", [True, False])
 def test_a_form_that_no_clock_has_seen_is_not_used_if_kernels_may_lose_by_it(clock, monkeypatch, loses):
-    """A product of tiny matrices, in a loop that might not end: by itself it is faster as a sum."""
+    """The program's own plan is asked, as if it had kernels."""
     clock(2.0)
     monkeypatch.setattr(primitive, "may_lose_kernels", lambda *_: loses)
-
-    def function(a, b):
-        def step(c):
-            return c + jnp.einsum("eai,eaj->eij", a, b) + 1.0
-
-        return jax.lax.while_loop(lambda c: c.sum() < 9, step, jnp.zeros((3600, 2, 2)))
+    monkeypatch.setattr(primitive, "is_faster_as_it_is", lambda own, other, verdict, *, loses: loses)
 
     a, b = np.ones((2, 3600, 3, 2), "float32")
-    fused = pf.fuse(function)
-    np.testing.assert_allclose(fused(a, b), function(a, b), rtol=1e-6)
+    fused = pf.fuse(added_up)
+    np.testing.assert_allclose(fused(a, b), added_up(a, b), rtol=1e-6)
     plan = fused.explain(a, b)
     assert plan.written_out != loses
     assert plan.verdicts[0].kept != loses and "faster by its price" in plan.verdicts[0].reason
+
+
+def test_a_form_is_used_where_no_kernel_is_left_that_it_may_lose(clock, monkeypatch):
+    clock(2.0)
+    monkeypatch.setattr(primitive, "may_lose_kernels", lambda *_: True)
+
+    fused = pf.fuse(added_up)
+    a, b = np.ones((2, 3600, 3, 2), "float32")
+    np.testing.assert_allclose(fused(a, b), added_up(a, b), rtol=1e-6)
+    plan = fused.explain(a, b)
+    assert not plan.kernels and plan.written_out and plan.verdicts[0].kept
 
 
 @pytest.mark.usefixtures("partly")
