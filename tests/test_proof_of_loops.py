@@ -10,12 +10,14 @@ import pytest
 import pallasfuse as pf
 from pallasfuse import recurrences
 from pallasfuse import report as report_module
+from pallasfuse.decompositions import random_keys
+from pallasfuse.decompositions.random_keys import Words
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.proof.loops import begun_of, from_any_state, next_of, prove_loop, state_of
 from pallasfuse.recurrences import AsKernel, kernel_of, recurrence_of
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence
-from tests.loops_of_programs import LOOPS, moving_average, normal
+from tests.loops_of_programs import LOOPS, WITH_KEYS, moving_average, normal
 from tests.property.test_random_loops import loop as random_loop
 from tests.running_loops import DEVICE, scans_of, written
 from tests.test_recurrences import FEW, H100, PRICED, TARGET, average, loop_of, made
@@ -132,6 +134,18 @@ def test_a_report_says_which_kernel_of_a_loop_is_wrong(monkeypatch):
     report = pf.verify(function, *structs, target="mosaic_gpu", delta=1e-4)
     assert not report.equivalent and report.counterexample is not None
     assert "loop_" in str(report.counterexample) and "NOT equivalent" in str(report)
+
+
+def test_a_report_finds_words_of_keys_that_are_others(monkeypatch):
+    function, args = WITH_KEYS["noisy_steps"]
+    report = pf.verify(pf.fuse(function, options=PRICED), *args, target="mosaic_gpu", delta=1e-4)
+    assert report.plan.loops and report.equivalent, str(report)
+    real = random_keys._RULES["random_split"]
+    monkeypatch.setitem(
+        random_keys._RULES, "random_split", lambda eqn, keys: [Words(*x[::-1]) for x in real(eqn, keys)]
+    )
+    report = pf.verify(pf.fuse(function, options=PRICED), *args, target="mosaic_gpu", delta=1e-4)
+    assert not report.equivalent and report.counterexample is not None
 
 
 def test_what_a_report_does_not_cover_of_a_loop_keeps_it_from_holding(monkeypatch):

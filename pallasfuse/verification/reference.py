@@ -38,9 +38,14 @@ def float64_function(jaxpr: Jaxpr) -> Callable[[Sequence[Any]], list[np.ndarray]
     def run(arguments: Sequence[Any]) -> list[np.ndarray]:
         with jax.enable_x64(True):
             values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
-            return [np.asarray(x) for x in compiled(*values)]
+            return [np.asarray(_as_numbers(x)) for x in compiled(*values)]
 
     return run
+
+
+def _as_numbers(array: Any) -> Any:
+    """Returns an array, or the words of keys of random numbers."""
+    return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array
 
 
 def _as_wide(variable: Any, array: Any) -> Any:
