@@ -18,7 +18,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
-from pallasfuse.decompositions.random_keys import of_words
+from pallasfuse.decompositions.random_keys import has_keys, of_words
 from pallasfuse.decompositions.selections import is_selection, without_selections
 from pallasfuse.decompositions.systems import in_columns
 from pallasfuse.decompositions.writing import Run, Writer, traced_as, with_source_of
@@ -49,7 +49,7 @@ from pallasfuse.tiling.recurrence import (
 _MOST_EQUATIONS = 512
 """A loop body with more equations is not tried: its kernel would take long to compile."""
 _MOST_WITH_SYSTEMS = 1200
-"""The most equations of a body with its systems and updates written out. (On an H200 kernels of 676 equations took 1.7 s to
+"""The most equations of a body with its systems, updates and keys written out. (On an H200 kernels of 676 equations took 1.7 s to
 compile; the largest that ran there has 1090.)"""
 _SHORTEST = 4
 """Loops of fewer trips stay with XLA, which writes them out."""
@@ -68,16 +68,17 @@ class AsKernel:
     """Is a kernel known to fail on the device? Then its loop is left to XLA."""
     shortest: int = _SHORTEST
     """The fewest trips of a loop that is a kernel."""
-    _known: dict[str, Run | None] = field(default_factory=dict)
-    """The answers by the texts of equations: layers have equal loops, and a program that is flattened has equal ones, too."""
+    _known: dict[tuple[Any, ...], tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
+    """The answers, with the equations that they were found for: a flattened program has the same bodies in other equations."""
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
         """Returns what computes a loop by its kernel, and what need not be in it before and after; None where it has no kernel."""
+        body, others = eqn.params.get("jaxpr"), {k: v for k, v in eqn.params.items() if k != "jaxpr"}
         avals, source = [v.aval for v in (*eqn.invars, *eqn.outvars)], _compat.source_summary(eqn)
-        key = f"{eqn.primitive.name} {eqn.params} {avals} {source} {eqn.source_info.name_stack}"
+        key = id(body), f"{eqn.primitive.name} {others} {avals} {source} {eqn.source_info.name_stack} {eqn.ctx}"
         if key not in self._known:
-            self._known[key] = self._run(eqn)
-        return self._known[key]
+            self._known[key] = eqn, self._run(eqn)
+        return self._known[key][1]
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
         body = flatten(_compat.within_scopes_of(eqn.params["jaxpr"], eqn))
@@ -85,12 +86,10 @@ class AsKernel:
         if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
         inside = with_choices_at_known_places(in_columns(eqn.params["jaxpr"]))
-        if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_WITH_SYSTEMS:
-            return None
         chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
-        words = of_words(chosen)
-        apart = accumulators_apart(chosen) if words is None else None
-        ways = words, apart, lambda *args: list(_compat.bind(chosen, args))
+        ways: list[Run | None] = [of_words(chosen)]
+        if not has_keys(chosen):
+            ways = [accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args))]
         for way in filter(None, ways):
             simpler = with_loops(with_source_of(eqn, traced_as(eqn, way, eqn.invars)), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)
@@ -103,7 +102,7 @@ class AsKernel:
         return None if failing else functools.partial(_compat.eval_jaxpr, jaxpr, jaxpr.consts)
 
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
-        if not _may_be_kernel(eqn):
+        if not _may_be_kernel(eqn) or len(flatten(eqn.params["jaxpr"]).eqns) > _MOST_WITH_SYSTEMS:
             return None
         found = kernel_of(eqn, self.device, self.shortest)
         return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))

@@ -38,7 +38,7 @@ from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
-from pallasfuse.unrolled_loops import priced_us, unrolled_surely, unrollings
+from pallasfuse.unrolled_loops import loops, priced_us, unrolled_surely, unrollings
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
 
 _MORE_MEMORY = 1.1
@@ -215,10 +215,10 @@ def _compared_operation(
         lasts = timed or _OPERATIONS in found.uncompiled or _OPERATIONS in found.too_large
         if error:
             entry = {"error": error}
-            loops = loops_as_kernels(other)
-            for loop in loops:
+            kernels = loops_as_kernels(other)
+            for loop in kernels:
                 note_failure(loop, numbers, error, on_disk=lasts)
-            what = ", ".join(map(words_for, loops)) or f"{', '.join(e.primitive.name for e in written.eqns)} in parts"
+            what = ", ".join(map(words_for, kernels)) or f"{', '.join(e.primitive.name for e in written.eqns)} in parts"
             warnings.warn(
                 f"pallasfuse: {what} does not run on {device.device_kind}: {error}; XLA's own is used", stacklevel=2
             )
@@ -339,7 +339,7 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
         lost = _lost_in_bodies(before, after)
-        kernels = frozenset(_name(one.loop) for one in loops_as_kernels(after))
+        kernels = _that_are_kernels(before, after)
         bodies = (body for body in _bodies(before, kernels) if lost.intersection(_that_kernels_have(body)))
         if lost and any(plan(body).kernels for body in bodies):
             return True
@@ -364,15 +364,21 @@ def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
 
     Loops that are kernels in the form have lost nothing: their kernels compute the whole body.
     """
-    kernels = frozenset(_name(one.loop) for one in loops_as_kernels(after))
+    kernels = _that_are_kernels(before, after)
     had, has = (
         Counter(t for body in _bodies(jaxpr, kernels) for t in _that_kernels_have(body)) for jaxpr in (before, after)
     )
     return set(had - has)
 
 
+def _that_are_kernels(before: Jaxpr, after: Jaxpr) -> frozenset[str]:
+    """Returns the names of loops that are kernels in a form of a program: of all loops with the name, if there are several."""
+    kernels, own = Counter(_name(one.loop) for one in loops_as_kernels(after)), Counter(map(_name, loops(before)))
+    return frozenset(name for name, count in kernels.items() if count >= own[name])
+
+
 def _name(eqn: JaxprEqn) -> str:
-    """Names a loop by its line and its trips: another form of it has the same."""
+    """Names a loop by its line and its trips, which other forms of it have, too."""
     return f"{_compat.source_summary(eqn)} {eqn.params.get('length')}"
 
 

@@ -1,6 +1,7 @@
 """Programs with loops, whose kernels are run in the interpreter."""
 
 import jax
+import jax.numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse.decompositions.writing import traced_as
@@ -16,6 +17,11 @@ DEVICE = default_for("cuda", frozenset({"9.0"})).device
 def scans_of(function, *args):
     jaxpr = flatten(jax.make_jaxpr(function)(*args))
     return jaxpr, [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+
+
+def as_numbers(x):
+    """An array, or the words of keys."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def run(jaxpr, *args, ways=None):

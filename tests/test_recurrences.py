@@ -33,7 +33,7 @@ from tests.loops_of_programs import (
     normal,
     recurrent_network,
 )
-from tests.running_loops import run, scans_of, with_kernels
+from tests.running_loops import as_numbers, run, scans_of, with_kernels
 
 FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
 """One loop of three; the others are deep."""
@@ -220,6 +220,43 @@ def test_equal_loops_have_equal_keys():
     assert keys[0] == keys[1] != whole_key(surely_faster(average(64, 80, 301)[0], H100))
 
 
+def halved_in(scope, x):
+    def trip(x, _):
+        with jax.named_scope(scope):
+            return jnp.tanh(x) * 0.5, None
+
+    return jax.lax.scan(trip, x, None, length=20)[0]
+
+
+@pytest.mark.parametrize("scopes", [("left", "taken"), ("taken", "left")])
+def test_loops_of_one_text_have_scopes_of_their_own(scopes):
+    _, loops = scans_of(lambda x: halved_in(scopes[1], halved_in(scopes[0], x)), normal(0, 8, 16))
+    rule = AsKernel(H100.device, ("left",))
+    assert [rule(loop) is not None for loop in loops] == [scope == "taken" for scope in scopes]
+
+
+def test_loops_of_one_text_draw_their_own_numbers():
+    """What is drawn in another order of numbers stays JAX's."""
+
+    def both(key, x):
+        for in_order in (True, False):
+            with jax.threefry_partitionable(in_order):
+
+                def trip(state, _):
+                    key, x = state
+                    key, own = jax.random.split(key)
+                    return (key, x + jax.random.normal(own, x.shape)), None
+
+                (key, x), _ = jax.lax.scan(trip, (key, x), None, length=20)
+        return x
+
+    args = jax.random.key(0), normal(0, 4)
+    jaxpr, loops = scans_of(both, *args)
+    results, count = with_kernels(jaxpr, loops, *args)
+    assert len(loops) == 2 and count == 1
+    np.testing.assert_allclose(results[0], both(*args), rtol=1e-5, atol=1e-6)
+
+
 def test_a_rule_plans_each_loop_once(monkeypatch):
     _, loop = loop_of(*((f := LOOPS["moving_average"])[0], *f[1]))
     rule = AsKernel(H100.device)
@@ -252,10 +289,6 @@ def test_a_loop_that_solves_small_systems_is_one_kernel(name):
     assert count == 1
     for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-
-
-def as_numbers(x):
-    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 @pytest.mark.parametrize("name", WITH_KEYS)

@@ -32,7 +32,7 @@ _OF_PLACES: dict[str, Callable[[Mapping[str, Any], Sequence[np.ndarray]], np.nda
     "iota": lambda p, _: _positions(p),
     "lt": lambda _, v: v[0] < v[1],
     "add": lambda _, v: v[0] + v[1],
-    "select_n": lambda _, v: np.choose(v[0].astype(int), v[1:]),
+    "select_n": lambda _, v: _selected(*v),
 }
 """Operations that programs compute places from numbers with, by their parameters and operands."""
 _MOST_NUMBERS = 16
@@ -77,6 +77,14 @@ def _evaluate(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
 def _new_dimensions(params: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the dimensions of a broadcast that its operand has not."""
     return tuple(d for d in range(len(params["shape"])) if d not in params["broadcast_dimensions"])
+
+
+def _selected(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    """Takes each number from the case that is asked for, by its number or by a condition."""
+    stacked = np.stack(np.broadcast_arrays(*cases))
+    at = np.broadcast_to(which.astype(int), stacked.shape[1:])
+    found: np.ndarray = np.take_along_axis(stacked, at[None], 0)[0]
+    return found
 
 
 def _positions(params: Mapping[str, Any]) -> np.ndarray:

@@ -14,7 +14,15 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Literal
-from pallasfuse.decompositions.random_words import GENERATOR, WIDTHS, bits_of, encrypted, is_known_key
+from pallasfuse.decompositions.random_words import (
+    GENERATOR,
+    WIDTHS,
+    bits_of,
+    encrypted,
+    is_in_order,
+    is_known_key,
+    numbered,
+)
 from pallasfuse.decompositions.writing import Run
 from pallasfuse.jaxpr_frontend import flatten
 
@@ -31,10 +39,8 @@ class Words(NamedTuple):
 def of_words(eqn: JaxprEqn) -> Run | None:
     """Returns what computes a scan with words in place of keys; None where it has no keys, or does something else with them."""
     counts, body = _compat.scan_counts(eqn), flatten(eqn.params["jaxpr"])
-    with eqn.ctx.manager:  # an equation is computed as it was traced
-        is_known = jax.config.jax_threefry_partitionable
-    with_keys = [e for e in body.eqns if any(map(_is_key, (*e.invars, *e.outvars)))]
-    if not with_keys or counts is None or not is_known or not all(map(_has_rule, with_keys)):
+    with_keys = list(filter(_is_of_keys, body.eqns))
+    if not has_keys(eqn) or counts is None or not all(map(_has_rule, with_keys)):
         return None
     if not all(is_known_key(v) for e in (eqn, *with_keys) for v in (*e.invars, *e.outvars) if _is_key(v)):
         return None
@@ -55,8 +61,19 @@ def of_words(eqn: JaxprEqn) -> Run | None:
     return run
 
 
+def has_keys(eqn: JaxprEqn) -> bool:
+    """Does a loop take, hand on or make keys?"""
+    return _is_of_keys(eqn) or any(map(_is_of_keys, flatten(eqn.params["jaxpr"]).eqns))
+
+
+def _is_of_keys(eqn: JaxprEqn) -> bool:
+    return any(map(_is_key, (*eqn.invars, *eqn.outvars)))
+
+
 def _has_rule(eqn: JaxprEqn) -> bool:
     params = eqn.params
+    if not is_in_order(eqn) or (eqn.primitive.name == "reshape" and params["dimensions"] is not None):
+        return False
     if eqn.primitive.name == "random_bits" and params["bit_width"] not in WIDTHS:
         return False
     if eqn.primitive.name == "random_seed" and _compat.dtype_of(eqn.invars[0]).itemsize > 4:
@@ -65,11 +82,15 @@ def _has_rule(eqn: JaxprEqn) -> bool:
 
 
 def _is_key(atom: Any) -> bool:
-    return jnp.issubdtype(_compat.dtype_of(atom), jax.dtypes.prng_key)
+    return _are_keys(_compat.dtype_of(atom))
+
+
+def _are_keys(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _as_words(value: Array) -> Any:
-    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if not _are_keys(value.dtype):
         return value
     data = jax.random.key_data(value)
     return Words(data[..., 0], data[..., 1])
@@ -87,18 +108,15 @@ def _evaluated(body: Any, known: dict[Any, Any]) -> list[Any]:
 
     for e in body.eqns:
         values = [look_up(a) for a in e.invars]
-        has_keys = any(map(_is_key, (*e.invars, *e.outvars)))
-        results = _RULES[e.primitive.name](e, values) if has_keys else _compat.bind(e, values)
+        results = _RULES[e.primitive.name](e, values) if _is_of_keys(e) else _compat.bind(e, values)
         known |= zip(e.outvars, results, strict=True)
     return [look_up(v) for v in body.outvars]
 
 
 def _split(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Makes keys of a key: each is its number, encrypted."""
-    (keys,), shape = values, tuple(eqn.params["shape"])
-    number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
-    first, second = (lax.expand_dims(x, range(x.ndim, x.ndim + len(shape))) for x in keys)
-    return [Words(*encrypted(first, second, jnp.zeros((), jnp.uint32), number))]
+    (keys,) = values
+    return [Words(*numbered(keys.first, keys.second, tuple(eqn.params["shape"])))]
 
 
 def _folded_in(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:

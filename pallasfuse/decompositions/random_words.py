@@ -30,7 +30,7 @@ _GROUPS = 5
 
 
 def words(eqn: JaxprEqn) -> Callable[..., list[Array]]:
-    """Pairs of words that are encrypted with a pair of keys."""
+    """Returns what encrypts pairs of words with pairs of keys."""
     shape = _compat.shape_of(eqn.outvars[0])
 
     def run(*operands: Array) -> list[Array]:
@@ -41,10 +41,9 @@ def words(eqn: JaxprEqn) -> Callable[..., list[Array]]:
 
 
 def bits(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """Random bits of keys: each element has a number of its own, which is encrypted; None for other generators and orders."""
+    """Returns what draws random bits of keys; None for other generators and orders of numbers."""
     (keys,), width, shape = eqn.invars, eqn.params["bit_width"], tuple(eqn.params["shape"])
-    with eqn.ctx.manager:  # an equation is computed as it was traced
-        is_known = jax.config.jax_threefry_partitionable and is_known_key(keys)
+    is_known = is_in_order(eqn) and is_known_key(keys)
     if not is_known or width not in WIDTHS or not 0 < math.prod(shape) < 1 << 32:
         return None
 
@@ -57,11 +56,21 @@ def bits(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 def bits_of(first: Array, second: Array, shape: tuple[int, ...], width: int) -> Array:
     """Computes random bits of each of some keys, given by their two words: over the dimensions of the keys and those of `shape`."""
-    before = range(first.ndim, first.ndim + len(shape))
-    first, second = (lax.expand_dims(x, before) for x in (first, second))
-    number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
-    upper, lower = encrypted(first, second, jnp.zeros((), jnp.uint32), number)
+    upper, lower = numbered(first, second, shape)
     return (upper ^ lower).astype(f"uint{width}")
+
+
+def numbered(first: Array, second: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Computes two words for each key and each position of `shape`: the number of the position, encrypted with the key."""
+    before = range(first.ndim, first.ndim + len(shape))
+    number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
+    return encrypted(lax.expand_dims(first, before), lax.expand_dims(second, before), jnp.zeros((), jnp.uint32), number)
+
+
+def is_in_order(eqn: JaxprEqn) -> bool:
+    """Does an equation draw the number of each position by itself, as it was traced?"""
+    with eqn.ctx.manager:
+        return bool(jax.config.jax_threefry_partitionable)
 
 
 def is_known_key(atom: Any) -> bool:
@@ -71,7 +80,7 @@ def is_known_key(atom: Any) -> bool:
 
 
 def encrypted(first: Array, second: Array, x: Array, y: Array) -> tuple[Array, Array]:
-    """Two words after all rounds."""
+    """Computes two words after all rounds."""
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     x, y = x + keys[0], y + keys[1]
     for group in range(_GROUPS):

@@ -127,7 +127,9 @@ def test_a_place_may_be_chosen_from_several_numbers():
     numbers = lax.ScatterDimensionNumbers((0,), (0,), (0,))
 
     def changed(x):
-        place = lax.select_n(*(lax.full((1,), n, jnp.int32) for n in (2, 0, 1, 2)))
+        place = lax.select_n(
+            lax.full((1,), 2, jnp.int32), *(lax.full((1,), n, jnp.int32) for n in (0, 1, 2, *[5] * 70))
+        )
         return lax.scatter(x, place, jnp.full(5, 9.0), numbers, mode="clip")
 
     found, (got,) = updated(changed, X)

@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from pallasfuse.decompositions.random_keys import of_words
+from pallasfuse.recurrences import AsKernel
 from tests.loops_of_programs import WITH_KEYS
-from tests.running_loops import run, scans_of
-from tests.test_recurrences import as_numbers
+from tests.running_loops import DEVICE, as_numbers, run, scans_of
 
 KEY, X = jax.random.key(0), jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
 
@@ -48,9 +48,15 @@ def from_seeds(state, n):
     return (jax.random.key(seed), x + jax.random.normal(jax.random.key(3), x.shape)), jax.random.bits(key)
 
 
+def handed_on(state, _):
+    key, x = state
+    return (key, x + 1), key
+
+
 RIGHT = {
     **{name: function for name, (function, _) in WITH_KEYS.items()}, "moved": scanned(moved), "widths": scanned(of_widths),
     "data": scanned(of_data), "seeds": scanned(from_seeds),
+    "handed on": scanned(handed_on),
 }  # fmt: skip
 
 
@@ -105,6 +111,30 @@ def test_another_order_of_numbers_stays():
         assert [of_words(loop) for loop in loops] == [None]
     finally:
         jax.config.update("jax_threefry_partitionable", before)
+
+
+def of_another_order_inside(state, _):
+    key, x = state
+    with jax.threefry_partitionable(False):
+        drawn = jax.random.normal(key, x.shape)
+    return (jax.random.split(key)[0], x + drawn), None
+
+
+def test_one_equation_in_another_order_is_enough():
+    _, loops = scans_of(scanned(of_another_order_inside), KEY, X)
+    assert [of_words(loop) for loop in loops] == [None]
+
+
+def many_draws(state, _):
+    key, x = state
+    keys = jax.random.split(key, 40)
+    return (keys[0], x + sum(jax.random.normal(k, x.shape) for k in keys[1:])), None
+
+
+@pytest.mark.parametrize("trip", [in_a_choice, of_another_order_inside, many_draws])
+def test_such_loops_and_long_ones_have_no_kernel(trip):
+    _, loops = scans_of(scanned(trip), KEY, X)
+    assert [AsKernel(DEVICE)(loop) for loop in loops] == [None]
 
 
 def test_loops_without_keys_stay():
