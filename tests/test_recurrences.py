@@ -257,6 +257,21 @@ def test_loops_of_one_text_draw_their_own_numbers():
     np.testing.assert_allclose(results[0], both(*args), rtol=1e-5, atol=1e-6)
 
 
+def test_equal_operations_become_loops_of_their_own():
+    """Factorisations of one shape that one line makes have one kernel, each in its place."""
+
+    def factored(a):
+        return jax.lax.linalg.lu(a)[0]
+
+    def factors(a):
+        return jnp.sin(factored(a)) + factored(2 * a) + factored(jnp.cos(a))
+
+    plan = pf.fuse(factors, options=PRICED).explain(
+        jax.ShapeDtypeStruct((12, 48, 48), jnp.float32), target="mosaic_gpu"
+    )
+    assert len(plan.loops) == 3 and len({repr(loop) for loop in plan.loops}) == 1
+
+
 def test_a_rule_plans_each_loop_once(monkeypatch):
     _, loop = loop_of(*((f := LOOPS["moving_average"])[0], *f[1]))
     rule = AsKernel(H100.device)

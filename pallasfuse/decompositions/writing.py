@@ -81,12 +81,19 @@ class Writer:
 
 
 def traced_as(eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[Atom]) -> Jaxpr:
-    """Returns the jaxpr of `run` on atoms, traced as an equation was: its types do not depend on what the caller has configured."""
+    """Returns the jaxpr of `run` on atoms, traced as an equation was: its types do not depend on what the caller has configured.
+
+    The variables are new ones: of one function JAX would return the same jaxpr again.
+    """
+
+    def traced(*operands: Any) -> Sequence[Any]:
+        return run(*operands)
+
     with ExitStack() as stack:
         stack.enter_context(eqn.ctx.manager)
         stack.enter_context(jax.numpy_dtype_promotion("standard"))
         stack.enter_context(jax.numpy_rank_promotion("allow"))
-        return jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in atoms))
+        return jax.make_jaxpr(traced)(*(_compat.struct_of(a) for a in atoms))
 
 
 def with_source_of(eqn: JaxprEqn, jaxpr: Jaxpr) -> Jaxpr:
