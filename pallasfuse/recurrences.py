@@ -87,8 +87,10 @@ class AsKernel:
             return None
         inside = with_choices_at_known_places(in_columns(eqn.params["jaxpr"]))
         chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
-        ways: list[Run | None] = [of_words(chosen)]
-        if not has_keys(chosen):
+        ways: list[Run | None]
+        if has_keys(chosen):
+            ways = [of_words(chosen)]
+        else:
             ways = [accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args))]
         for way in filter(None, ways):
             simpler = with_loops(with_source_of(eqn, traced_as(eqn, way, eqn.invars)), distributed)
@@ -110,7 +112,7 @@ class AsKernel:
 
 @dataclass(frozen=True, slots=True)
 class InLoops(AsKernel):
-    """A rule of decompositions: an operation as loops that are kernels, where all of them can be."""
+    """A rule of decompositions: another operation than a loop, as loops that are kernels, where all of them can be."""
 
     way: Callable[[JaxprEqn], Run | None] = lambda _: None
     """Returns what computes the operation by loops; None where it knows nothing."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.decompositions import Decomposer, Rule, WithKernels
+from pallasfuse.decompositions import Decomposer, Rule, WithKernels, systems
 from pallasfuse.decompositions.complex_numbers import in_parts
 from pallasfuse.decompositions.fourier_turns import in_turn
 from pallasfuse.device import Device
@@ -56,7 +56,7 @@ _CLEARLY = 1.03
 _MOST_REPLACED = 3.0
 """XLA is taken to need at most so many times what is predicted for what the kernels of a program replace. (For 39 kernels on an
 H200 it needed 0.5 to 3.1 times that, 1.15 times in the geometric mean; not measured on CPUs.)"""
-_AS_KERNELS = ("scan", "lu", "cholesky", "triangular_solve")
+_AS_KERNELS = ("scan", *systems.RULES)
 """Loops, and operations that may be loops, which may be kernels."""
 _OPERATIONS = "operations in parts"
 _BY_DATA = frozenset({"scatter-add"})
@@ -178,8 +178,7 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
     """The rules that write kernels, where the target is one that does."""
 
     def as_kernels() -> Mapping[str, Rule]:
-        with IMPORTS:  # most programs have no loop, and no system
-            from pallasfuse.decompositions import systems
+        with IMPORTS:  # most programs have no loop, and no systems of equations
             from pallasfuse.recurrences import AsKernel, InLoops
         of_loop = AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
         in_loops = partial(InLoops, target.device, (), of_loop.fails, systems.FEWEST_ROWS)

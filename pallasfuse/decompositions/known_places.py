@@ -18,7 +18,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions.computed_places import COMBINED
-from pallasfuse.decompositions.writing import Atom, Run, Writer
+from pallasfuse.decompositions.writing import Atom, Run, with_some_instead
 from pallasfuse.jaxpr_frontend import flatten
 
 type Array = Any
@@ -45,17 +45,15 @@ def with_choices_at_known_places(jaxpr: Jaxpr) -> Jaxpr:
     flat = flatten(jaxpr)
     if not any(eqn.primitive.name in COMBINED or eqn.primitive.name == "gather" for eqn in flat.eqns):
         return jaxpr
-    writer, known, changed = Writer(flat), dict[Var, np.ndarray](), False
-    for eqn in flat.eqns:
+    known = dict[Var, np.ndarray]()
+
+    def rule(eqn: JaxprEqn) -> Run | None:
         _evaluate(eqn, known)
-        rule = _diagonal if eqn.primitive.name == "gather" else _choice
-        run = None if eqn.effects else rule(eqn, known)
-        if run is None:
-            writer.keep(eqn)
-        else:
-            writer.instead(eqn, run)
-            changed = True
-    return flatten(writer.written()) if changed else jaxpr
+        found = _diagonal if eqn.primitive.name == "gather" else _choice
+        return None if eqn.effects else found(eqn, known)
+
+    written = with_some_instead(flat, rule)
+    return jaxpr if written is None else flatten(written)
 
 
 def _value(atom: Atom, known: dict[Var, np.ndarray]) -> np.ndarray | None:

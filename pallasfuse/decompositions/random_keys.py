@@ -1,4 +1,4 @@
-"""Loops that draw random numbers, with the two words of each key in its place.
+"""Loops that draw random numbers, rewritten with the two words of each key in the key's place.
 
 A key is opaque to a kernel, but what is made of it is not: Threefry encrypts a number with the words of a key (`random_words`).
 Keys that a loop hands on, takes from outside or derives in a trip become pairs of words, and what it draws becomes maps.

@@ -16,7 +16,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.decompositions.writing import Run, Writer
+from pallasfuse.decompositions.writing import Run, with_some_instead
 from pallasfuse.jaxpr_frontend import flatten
 
 type Array = Any
@@ -39,16 +39,13 @@ def in_columns(jaxpr: Jaxpr) -> Jaxpr:
     flat = flatten(jaxpr)
     if not any(eqn.primitive.name in RULES for eqn in flat.eqns):
         return jaxpr
-    writer, changed = Writer(flat), False
-    for eqn in flat.eqns:
+
+    def in_turn(eqn: JaxprEqn) -> Run | None:
         rule = RULES.get(eqn.primitive.name)
-        run = None if rule is None or (_rows_of(eqn) or _FEW_ROWS) >= _FEW_ROWS else rule(eqn, _in_turn)
-        if run is None:
-            writer.keep(eqn)
-        else:
-            writer.instead(eqn, run)
-            changed = True
-    return flatten(writer.written()) if changed else jaxpr
+        return None if rule is None or (_rows_of(eqn) or _FEW_ROWS) >= _FEW_ROWS else rule(eqn, _in_turn)
+
+    written = with_some_instead(flat, in_turn)
+    return jaxpr if written is None else flatten(written)
 
 
 def _scanned(trip: Trip, state: Any, size: int, rows: Array = None, *, reverse: bool = False) -> tuple[Any, Any]:

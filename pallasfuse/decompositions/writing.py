@@ -80,6 +80,19 @@ class Writer:
         return _compat.replace_jaxpr(self.jaxpr, self._constvars, self._consts, self.eqns, outvars)
 
 
+def with_some_instead(flat: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | None:
+    """Returns a flat jaxpr with what a rule has in place of its equations; None where it has nothing for any of them."""
+    writer, changed = Writer(flat), False
+    for eqn in flat.eqns:
+        run = rule(eqn)
+        if run is None:
+            writer.keep(eqn)
+        else:
+            writer.instead(eqn, run)
+            changed = True
+    return writer.written() if changed else None
+
+
 def traced_as(eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[Atom]) -> Jaxpr:
     """Returns the jaxpr of `run` on atoms, traced as an equation was: its types do not depend on what the caller has configured.
 

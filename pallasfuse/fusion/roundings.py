@@ -17,20 +17,9 @@ _SMOOTH = frozenset(
      "erf", "erfc", "atan", "asinh", "sinh", "cosh"}
 )  # fmt: skip
 """Functions that change little where their arguments do: rounding decides nothing."""
-_OF_ANY_TYPE = COMPARISONS | {
-    "is_finite",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "neg",
-    "abs",
-    "max",
-    "min",
-    "select",
-    "bitcast",
-    *SHIFTS,
-}
+_OF_ANY_TYPE = (
+    COMPARISONS | SHIFTS | {"is_finite", "and", "or", "xor", "not", "neg", "abs", "max", "min", "select", "bitcast"}
+)
 """Operations that do not round."""
 _PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 

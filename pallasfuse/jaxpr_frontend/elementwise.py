@@ -115,14 +115,14 @@ def _select_n(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
 
 
 def _shift(op: str, kept: str | None = None) -> Rule:
-    """A shift of bits. kept: "sign" where the sign fills what is shifted away to the right, "zeros" where zeros do."""
+    """Returns the rule of a shift. kept: "sign" where the sign fills what a shift to the right leaves, "zeros" where zeros do."""
 
     def rule(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
         dtype = dtype_of(eqn.outvars[0])
         if dtype == "uint64" or (dtype == "int64" and kept == "zeros"):
             return Refusal(f"{eqn.primitive.name} of 64 bits without a sign is left to XLA")
-        unsigned = dtype.removeprefix("u")
-        moved_as = {"sign": unsigned, "zeros": f"u{unsigned}"}.get(kept or "", dtype)
+        signed = dtype.removeprefix("u")
+        moved_as = {"sign": signed, "zeros": f"u{signed}"}.get(kept or "", dtype)
 
         def body(args: tuple[Expr, ...], position: Position) -> Expr:
             x, amount = convert(args[0], moved_as), args[1]
@@ -135,7 +135,7 @@ def _shift(op: str, kept: str | None = None) -> Rule:
 
 
 def _bitcast(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
-    """Bits taken for another type of as many. A float's bits are left to XLA: an evaluation in float64 does not know them."""
+    """Takes bits for another type of as many. A float's bits are left to XLA: an evaluation in float64 does not know them."""
     source, target = dtype_of(eqn.invars[0]), dtype_of(eqn.outvars[0])
     if not {source, target} <= dtypes.SUPPORTED or dtypes.itemsize_bytes(source) != dtypes.itemsize_bytes(target):
         return Refusal(f"bitcast_convert_type from {source} to {target}, of another size, is left to XLA")

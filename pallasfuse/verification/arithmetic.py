@@ -325,7 +325,7 @@ class Numbers(Sources):
         return self.integers_from(self.key("convert", (x,)), dtype, x.bad, x.taint)
 
     def _bitcast(self, x: Value, dtype: str) -> Value:
-        """The float that known bits stand for: of an input's bits, an element of the field like any other."""
+        """Takes bits for a float: known ones for the number that they stand for, those of an input for any element of the field."""
         assert x.real is not None
         if x.real.shape[-1] > 1:
             self.notes["bitcast"] = None

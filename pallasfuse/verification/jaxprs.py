@@ -122,7 +122,7 @@ class Equations:
         return self._shifted("shift_right", args, eqn, _dtype(eqn.outvars[0]).removeprefix("u"))
 
     def _shifted(self, op: str, args: list[Value], eqn: JaxprEqn, dtype: str) -> Value:
-        """A shift of integers that are taken for those of `dtype`."""
+        """Shifts integers that are taken for those of `dtype`."""
         return self._elementwise(op, [self.fields.apply("convert", [a], dtype) for a in args], eqn)
 
     def _bitcast_convert_type(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:

@@ -83,7 +83,7 @@ def _widened(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _widened_body(parameter: Any) -> Any:
-    """The bodies of loops, branches and solvers, over float64; any other parameter as it is."""
+    """Returns the bodies of loops, branches and solvers over float64, and any other parameter as it is."""
     if isinstance(parameter, tuple):
         parts = [_widened_body(x) for x in parameter]
         return type(parameter)(*parts) if hasattr(parameter, "_fields") else tuple(parts)
