@@ -23,7 +23,7 @@ others most were written otherwise as well, or had kernels in loops; one took 9%
 def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Price = NOTHING) -> str | None:
     """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
     more. boundary: the price of what XLA stores for it at its boundary."""
-    if target.timed or target.platform != "gpu" or not _may_leave(options):
+    if target.timed or target.platform != "gpu" or not may_leave(options):
         return None
     apart_us = kernel.replaced.us
     if apart_us > kernel.price.us + boundary.us + _JOINED * target.device.kernel_us:
@@ -43,7 +43,7 @@ def too_little(
     A clock is not asked either, as it is not exact enough to tell: there they are what they save at most, should their prices be
     too high by the error of prices. judge: of the program. stored_us: the time of what XLA stores for the kernels.
     """
-    if not kernels or target.platform != "gpu" or not _may_leave(options):
+    if not kernels or target.platform != "gpu" or not may_leave(options):
         return None
     whole_us = judge.apart_us(())
     saved_us = sum(k.replaced.us - k.price.us * min(1.0, target.margin) for k in kernels) - stored_us
@@ -55,6 +55,6 @@ def too_little(
     )
 
 
-def _may_leave(options: FuseOptions) -> bool:
+def may_leave(options: FuseOptions) -> bool:
     """May something be left to XLA because it is as fast there?"""
     return options.price and not (options.strict or options.shapes_kernels)

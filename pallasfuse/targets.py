@@ -135,8 +135,8 @@ XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, looks_up
 INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True, runs_trees=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
-    unsupported_ops=frozenset({"erf", "erfc", "nextafter"}), unsupported_reducers=frozenset({"prod"}),
-    legalized_ops=frozenset({"rem", "reduce_and", "reduce_or"}), looks_up=True, runs_trees=True,
+    unsupported_ops=frozenset({"nextafter"}), unsupported_reducers=frozenset({"prod"}),
+    legalized_ops=frozenset({"erf", "erfc", "rem", "reduce_and", "reduce_or"}), looks_up=True, runs_trees=True,
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
@@ -144,7 +144,9 @@ MOSAIC_GPU = replace(
     pins=True, static_bounds=True, slices_sums=True, looks_up=False, runs_trees=False,
     unsupported_ops=TRITON.unsupported_ops | {"erf_inv", "round_even", "round_away", "rem"},
     unsupported_reducers=TRITON.unsupported_reducers | {"and", "or"},
-    legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
+    legalized_ops=frozenset(
+        {"erf", "erfc", "floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}
+    ),
 )  # fmt: skip
 
 MOSAIC_CLUSTER = replace(

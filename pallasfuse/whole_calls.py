@@ -1,7 +1,8 @@
 """Checks a whole call: what its kernels gain alone may be lost by what XLA could have fused around them.
 
 Should that be so, some of them are tried in groups. Those that were only nearly even alone are tried as well: what XLA runs beside
-them may gain. And where the price promises clearly more than the clock has found, so is what it alone would run.
+them may gain. And where the price promises clearly more than the clock has found, so is what it alone would run. A call that no
+clock can see keeps the kernels that are faster alone by both, their own clock and the price.
 """
 
 import time
@@ -12,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from pallasfuse.decisions import Placed
-from pallasfuse.doubts import doubtful
+from pallasfuse.doubts import doubtful, may_leave
 from pallasfuse.executables import Request, is_shortage
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
@@ -58,6 +59,13 @@ def settled_as_a_whole(
     plan: as it was made. changes: what follows from what kernels take alone, by their names. as_planned: the names of those that
     ran as they are planned. verdicts: on the kernels. measures: False looks up what is known, and measures nothing.
     """
+    if may_leave(plan.options) and _untimed(plan) and not _is_one_kernel(plan):
+        doubts = _doubts(plan)
+        changes = {
+            **changes,
+            **{name: reason for name, reason in doubts.items() if not isinstance(changes.get(name), str)},
+        }
+        verdicts = [_told_of(v, doubts.get(v.subject)) for v in verdicts]
     lost = [v for v in verdicts if v.subject in changes and v.subject in as_planned and not v.kept]
     nearly = {v.subject for v in lost if v.ours_us is not None and v.speedup > 1 / _NEARLY_EVEN}
     with_nearly = {name: change for name, change in changes.items() if name not in nearly}
@@ -236,6 +244,12 @@ def _promised(plan: Plan, changes: Mapping[str, Placed | str], as_planned: Colle
     changes, as_planned: as of `settled_as_a_whole`. What did not run as it is planned, or runs faster in another way, stays as it
     was changed.
     """
+    kept = {n: c for n, c in changes.items() if n not in as_planned or isinstance(c, Placed)}
+    return kept | _doubts(plan)
+
+
+def _doubts(plan: Plan) -> dict[str, str]:
+    """Says why kernels of a plan would not run if no clock decided, by their names."""
     target = plan.target.judged(timed=False, one_device=plan.target.one_device)
 
     def doubt(kernel: Kernel) -> str | None:
@@ -244,8 +258,14 @@ def _promised(plan: Plan, changes: Mapping[str, Placed | str], as_planned: Colle
             return "it is not predicted to be faster by more than the error of prices"
         return doubtful(kernel, target, plan.options)
 
-    kept = {n: c for n, c in changes.items() if n not in as_planned or isinstance(c, Placed)}
-    return kept | {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
+    return {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
+
+
+def _told_of(verdict: Verdict, doubt: str | None) -> Verdict:
+    """Returns the verdict on a kernel in a call that no clock sees: should its price leave a doubt, it is not used."""
+    if doubt is None or not verdict.kept:
+        return verdict
+    return replace(verdict, kept=False, reason=f"XLA's is used, as the whole call cannot be timed: {doubt}")
 
 
 def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, measures: bool) -> _Timed:
@@ -295,12 +315,17 @@ def _compile_calls_ahead(bench: Bench, plans: Sequence[Plan]) -> None:
 
 def _is_measured(plan: Plan) -> bool:
     """Says whether the whole call of a plan is what decides about its kernels, and can be timed."""
-    return bool(plan.kernels) and not _is_one_kernel(plan) and not primitives(plan.converted.jaxpr) & UNTIMED
+    return bool(plan.kernels) and not _is_one_kernel(plan) and not _untimed(plan)
+
+
+def _untimed(plan: Plan) -> list[str]:
+    """Lists the operations of a program for which its whole call is not run on drawn arguments."""
+    return sorted(primitives(plan.converted.jaxpr) & UNTIMED)
 
 
 def _whole(bench: Bench, plan: Plan, measures: bool) -> _Timed | None:
     """Compares the whole call with its kernels to the same without any; None where nothing is known."""
-    unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
+    unfit = _untimed(plan)
     if unfit:
         reason = f"not measured: it has {', '.join(unfit)}"
         return _Timed(plan, Verdict(WHOLE_CALL, True, reason)) if measures else None

@@ -28,6 +28,7 @@ from pallasfuse.ir.expr import (
 )
 from pallasfuse.ir.reducers import AND, MAX, MIN, OR
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Set, Statement, Store, TileProgram
+from pallasfuse.tiling import error_function
 
 type Rule = Callable[..., Expr | None]
 
@@ -171,6 +172,7 @@ def _not(p: Expr) -> Expr | None:
 RULES: dict[str, Rule] = {
     "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _cosh,
     "is_finite": _is_finite, "not": _not, "integer_pow": _integer_pow, "rem": _rem,
+    "erf": error_function.error_function, "erfc": error_function.complement,
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def written(op, *args):
     return result
 
 
-@pytest.mark.parametrize("op", ["floor", "ceil", "expm1", "log1p", "cosh"])
+@pytest.mark.parametrize("op", ["floor", "ceil", "expm1", "log1p", "cosh", "erf", "erfc"])
 def test_functions_of_one_argument(op):
     points = np.asarray([p for p in POINTS if (op != "log1p" or p > -1) and (op != "expm1" or p < 88)])
     for dtype, places in (("float64", 1e-14), ("float32", 3e-7)):
@@ -147,7 +147,7 @@ def test_remainders_of_integers_never_divide_by_zero(dtype):
 def test_infinities():
     with np.errstate(all="ignore"):
         for point in (np.inf, -np.inf, np.nan):
-            for op in ("expm1", "is_finite", "cosh", "floor", "ceil"):
+            for op in ("expm1", "is_finite", "cosh", "floor", "ceil", "erf", "erfc"):
                 got = evaluate_expr(written(op, X), (), {"x": np.asarray(point)}).item()
                 np.testing.assert_equal(got, OPS[op].evaluate(np.float64(point)))
         np.testing.assert_equal(evaluate_expr(written("log1p", X), (), {"x": np.asarray(np.inf)}).item(), np.inf)
