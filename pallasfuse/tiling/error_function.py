@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import sympy
 from numpy.polynomial import chebyshev
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, add, apply, const, div, mul, select, sub
-
-_DIGITS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class _Precision:
     """The degree of q, likewise on [0, 1]."""
 
 
-_PRECISIONS = {4: _Precision(1 / 6.5, 11, 7), 8: _Precision(1 / 15, 24, 12)}
+_PRECISIONS = {4: _Precision(1 / 6.5, 11, 7), 8: _Precision(1 / 14, 24, 12)}
 """By the bytes of the type."""
 
 
@@ -80,17 +77,24 @@ def _polynomial(x: Expr, lowest: float, coefficients: tuple[float, ...]) -> Expr
 @lru_cache
 def _complement(lowest: float, degree: int) -> tuple[float, ...]:
     def slow(t: float) -> float:
-        x = 2 * (1 - sympy.Float(t, _DIGITS)) / t
-        return float(sympy.N(sympy.erfc(x) * sympy.exp(x**2) / t, _DIGITS))
+        """Returns exp(x^2) erfc(x) / t; x^2 is the exact square of the first half of the digits, and what is left."""
+        x = 2 * (1 - t) / t
+        upper = float(np.float32(x))
+        return math.erfc(x) * math.exp(upper * upper) * math.exp((x - upper) * (x + upper)) / t
 
     return _interpolated(slow, lowest, degree)
+
+
+_SUMMED = 24
+"""Terms of the series of the error function that count on [0, 1]."""
 
 
 @lru_cache
 def _near_zero(degree: int) -> tuple[float, ...]:
     def ratio(square: float) -> float:
-        x = sympy.sqrt(sympy.Float(square, _DIGITS))
-        return float(sympy.N(sympy.erf(x) / x, _DIGITS))
+        """Returns erf(x) / x by its series in x^2."""
+        terms = ((-square) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(_SUMMED))
+        return 2 / math.sqrt(math.pi) * math.fsum(terms)
 
     return _interpolated(ratio, 0.0, degree)
 
