@@ -339,12 +339,13 @@ class _Walk:
                     self.operate(step, times, sizes)
                     elements = sizes.volume(value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
-                    self.work.reductions += times
                     as_multiplied = value.tensors & self.of_products and value.tensors.isdisjoint(self.as_loaded)
                     if waits_beside and value.tensors.isdisjoint(block.of_products):
                         as_multiplied = False
                     if self.spreads and not as_multiplied:
                         self.exchange(value.axes, frozenset(over), times, sizes)
+                    else:
+                        self.work.reductions += times
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)
                     self.work.calls += times * (elements >= FEWEST)
@@ -452,6 +453,7 @@ class _Walk:
         along = [n for n, a in enumerate(dims) if a in over]
         found = exchange([sizes.tiles[a] for a in dims], along, self.work.warps, vector)
         self.work.shuffles += found.shuffles * times
+        self.work.reductions += times * found.between_warps
         self.copies[tile - over] = max(found.copies, self.copies.get(tile - over, 1.0))
 
     def loop(self, loop: _Rolled, times: float, sizes: _Sizes, path: tuple[int, ...]) -> None:

@@ -69,15 +69,18 @@ class Exchange:
     """Instructions of all warps by which lanes exchange results."""
     copies: float
     """The number of times that each result is held, and all that is computed from results along the same axes."""
+    between_warps: bool
+    """Do warps wait for each other's results?"""
 
 
 def exchange(tile: Sequence[int], over: Collection[int], warps: int, vector: int = 1) -> Exchange:
     """The exchange of a reduction of a tile along the dimensions numbered `over`: one after the other, the last one first."""
-    left, shuffles, copies = list(tile), 0.0, 1.0
+    left, shuffles, copies, between_warps = list(tile), 0.0, 1.0, False
     for dimension in sorted(over, reverse=True):
         each = shares(left, warps, vector)
         results = prod(s.own for n, s in enumerate(each) if n != dimension)
         shuffles += warps * results * log2(each[dimension].lanes)
+        between_warps |= each[dimension].warps > 1
         del left[dimension]
         copies, vector = results * LANES * warps / prod(power_of_two(t) for t in left), 1
-    return Exchange(shuffles, copies)
+    return Exchange(shuffles, copies, between_warps)

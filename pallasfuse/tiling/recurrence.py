@@ -7,6 +7,7 @@ blocks need nothing from each other, and each runs all trips of its part.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis, volume
@@ -154,6 +155,7 @@ class _Kernel(Values):
         self.tails, body = target.tails, recurrence.body
         self.nests = {n.name: n for n in _nests(body)}
         self.top, self.loads, self.counts = Scope(), set[str](), dict[str, int]()
+        self.computed: dict[tuple[Any, ...], Expr] = {}  # the tiles of nests, by what they compute: equal ones are one
         self.inside = Scope(parent=self.top)
         changing = {name for name, _ in recurrence.carried} | set(recurrence.sliced)
         self.known = {t.name: _Known(t.axes, t.dtype, t.name in changing) for t in body.inputs}
@@ -219,15 +221,18 @@ class _Kernel(Values):
         return read(name, axes, value.dtype)
 
     def _compute(self, nest: Nest) -> None:
-        scope = self.inside if self.known[nest.name].changes or self._reads_again(nest) else self.top
-        name = self._unique(nest.name)
-        if nest.reducer is None:
-            value = self._expr(nest.body, scope)
-        else:
-            raw = self._reduction(name, nest.axes, nest.reducer, nest.body, nest.reduced, scope, nest.precision)
-            value, name = convert(raw, nest.dtype), self._unique(nest.name)
-        self.known[nest.name].values[nest.axes] = self._let(name, nest.axes, value, scope)
-        self.known[nest.name].changes = scope is self.inside
+        known = self.known[nest.name]
+        scope = self.inside if known.changes or self._reads_again(nest) else self.top
+        known.changes = scope is self.inside
+        value = self._expr(nest.body, scope)
+        key = (known.changes, nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, value)
+        if key not in self.computed:
+            name = self._unique(nest.name)
+            if nest.reducer is not None:
+                raw = self._reduction(name, nest.axes, nest.reducer, nest.body, nest.reduced, scope, nest.precision)
+                value, name = convert(raw, nest.dtype), self._unique(nest.name)
+            self.computed[key] = self._let(name, nest.axes, value, scope)
+        known.values[nest.axes] = self.computed[key]
 
     def _reads_again(self, nest: Nest) -> bool:
         return any(self._place(name) is self.inside for name in nest.reads)
