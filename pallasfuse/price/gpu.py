@@ -22,7 +22,7 @@ from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
-from pallasfuse.price.carried_state import is_reduced
+from pallasfuse.price.dependent_steps import clocks_of_trip, is_recurrent
 from pallasfuse.price.gpu_library import UNALIGNED_LOADS
 from pallasfuse.price.gpu_products import (
     OF_LIBRARY,
@@ -80,7 +80,7 @@ _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 _NEAR_SHARE = 0.5
 """The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps: an estimate."""
 _FEW_BLOCKS = 2
-"""Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
+"""Blocks on a multiprocessor that do not fill it while each waits for its own loads."""
 _BLOCKS = 16
 """Blocks on a multiprocessor, beyond which more are no faster."""
 
@@ -218,6 +218,13 @@ def _one(
         if emission.together
         else sum(_chain_us(w, device, emission, latency_us, ahead) for w in works)
     )
+    recurrent = by_warps and all(map(is_recurrent, programs))
+    if recurrent:
+        arrived_us = _WAITED * latency_us / ahead if ahead else latency_us
+        clocks = [clocks_of_trip(p, arrived_us / clock_us) for p in programs]
+        block_us = sum(
+            (1 + w.started) * latency_us + w.trips * c * clock_us for w, c in zip(works, clocks, strict=True)
+        )
     chain_us = rounds * block_us
     started_us = _STARTED_US if emission.warpgroups else _STARTED_BY_WARPS_US if by_warps else 0.0
     launch_us = device.kernel_us + device.launch_us + started_us
@@ -244,10 +251,8 @@ def _one(
         Term("launch", 1, "kernel", launch_us),
     )
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
-    in_turn = by_warps and min(occupancy, on_one) <= _FEW_BLOCKS and any(is_reduced(p.body) for p in programs)
-    if in_turn:
-        *moved_us, waited_us = (t.us for t in moving)
-        busy = _joined([waited_us + sum(t.us for t in computing), *moved_us], _OVERLAP)
+    if recurrent:
+        busy = _joined([t.us for t in (*moving, *computing)], _WAITING)
     elif by_warps and 1 < min(occupancy, on_one) <= _FEW_BLOCKS and works[0].trips > 1 and not works[0].products:
         # while a trip waits for its loads, too few other blocks use what it leaves
         begin_us = rounds * sum((1 + w.started) * latency_us for w in works)
@@ -265,7 +270,7 @@ def _one(
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and not multiplies and any(map(_reduces_pieces, works)):
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
-    if by_warps and multiplies and not in_turn:
+    if by_warps and multiplies and not recurrent:
         # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]
         busy += _FILLING * (sum(every) - max(every)) / (on_one * max(1.0, works[0].trips))
