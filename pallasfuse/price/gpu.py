@@ -220,11 +220,7 @@ def _one(
     )
     recurrent = by_warps and all(map(is_recurrent, programs))
     if recurrent:
-        arrived_us = _WAITED * latency_us / ahead if ahead else latency_us
-        clocks = [clocks_of_trip(p, arrived_us / clock_us) for p in programs]
-        block_us = sum(
-            (1 + w.started) * latency_us + w.trips * c * clock_us for w, c in zip(works, clocks, strict=True)
-        )
+        block_us = sum(_steps_us(p, w, latency_us, clock_us) for p, w in zip(programs, works, strict=True))
     chain_us = rounds * block_us
     started_us = _STARTED_US if emission.warpgroups else _STARTED_BY_WARPS_US if by_warps else 0.0
     launch_us = device.kernel_us + device.launch_us + started_us
@@ -471,6 +467,14 @@ def _bytes_in_flight(work: BlockWork) -> float:
     loads = [a for a in work.accesses if not a.is_store]
     first = sum(a.tile_bytes for a in loads if a.times <= 1)
     return max(first, work.loads_in_a_trip * (max(1, work.stages - 1) if any(a.pipelined for a in loads) else 1), 128.0)
+
+
+def _steps_us(program: TileProgram, work: BlockWork, latency_us: float, clock_us: float) -> float:
+    """The least time of a block whose trips are steps: each takes as long as its longest chain of operations."""
+    ahead = program.prefetch_distance
+    arrived_us = _WAITED * latency_us / ahead if ahead else latency_us
+    trip_us = clocks_of_trip(program, arrived_us / clock_us) * clock_us
+    return (1 + work.started) * latency_us + work.trips * trip_us
 
 
 def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float, ahead: int) -> float:
