@@ -145,10 +145,21 @@ def surely_faster(
     if saved_us:
         with contextlib.suppress(Exception):  # a program must not fail because of a form of it
             jaxpr = parted if saved_us >= (device.price_error - 1) * priced_us(parted, device) else jaxpr
+    jaxpr = _in_chunks(jaxpr, target, exclude)
     decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
     spared = frozenset(_OF_KERNELS if spares else ())
     made = unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)
     return in_turn(made) if device.platform == "cpu" and made is not program else made
+
+
+def _in_chunks(jaxpr: Jaxpr, target: Target, exclude: Sequence[str]) -> Jaxpr:
+    """Returns the program with loops of unknown length in chunks that are kernels, where the target writes these."""
+    if not target.writes_kernels or "while" not in primitives(jaxpr):
+        return jaxpr
+    with IMPORTS:
+        from pallasfuse.recurrences import AsKernel
+        from pallasfuse.while_chunks import in_chunks
+    return in_chunks(jaxpr, AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device)))
 
 
 def sure_forms(

@@ -33,11 +33,23 @@ def run(jaxpr, *args, ways=None):
             results = eqn.params["of"].by_kernel(
                 *values, run=lambda p, given: pallas_kernel.call(p, given, interpret=True)
             )
+        elif eqn.primitive.name == "while":
+            results = _until_it_ends(eqn, values)
         else:
             other = (ways or {}).get(id(eqn))
             results = _compat.bind(eqn, values) if other is None else other(*values)
         known.update(zip(eqn.outvars, results, strict=True))
     return [a.val if isinstance(a, _compat.Literal) else known[a] for a in jaxpr.outvars]
+
+
+def _until_it_ends(eqn, values):
+    """The results of a loop that goes on while its condition holds, with the kernels in its body in the interpreter."""
+    condition, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    first, known, state = values[:of_condition], values[of_condition:][:of_body], values[of_condition + of_body :]
+    while jnp.any(run(condition, *first, *state)[0]):
+        state = run(body, *known, *state)
+    return state
 
 
 def written(eqn, rule):

@@ -149,6 +149,11 @@ def _moved(move: Callable[[JaxprEqn, Array], Any]) -> Callable[[JaxprEqn, Sequen
     return rule
 
 
+def _chosen(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    which, *keys = values
+    return [Words(*(lax.select_n(which, *words) for words in zip(*keys, strict=True)))]
+
+
 def _pieces(eqn: JaxprEqn, word: Array) -> list[Array]:
     axis = eqn.params["axis"]
     return [lax.index_in_dim(word, n, axis, keepdims=False) for n in range(word.shape[axis])]
@@ -162,6 +167,7 @@ _RULES: Mapping[str, Callable[[JaxprEqn, Sequence[Any]], list[Any]]] = {
     "random_wrap": lambda _, v: [Words(v[0][..., 0], v[0][..., 1])],
     "random_unwrap": lambda _, v: [jnp.stack(v[0], -1)],
     "random_clone": lambda _, v: [v[0]],
+    "select_n": _chosen,
     "unstack": _moved(_pieces),
     "squeeze": _moved(lambda e, x: lax.squeeze(x, e.params["dimensions"])),
     "reshape": _moved(lambda e, x: lax.reshape(x, e.params["new_sizes"])),

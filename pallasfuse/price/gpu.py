@@ -158,7 +158,8 @@ def _one(
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
-    rate = min(device.memory_gb_s, asked) if in_flight else device.memory_gb_s
+    recurrent = by_warps and all(map(is_recurrent, programs))  # whose steps wait for what they ask for (`_steps_us`)
+    rate = min(device.memory_gb_s, asked) if in_flight and not recurrent else device.memory_gb_s
     loaded = sum(m.memory for w in moved for m in w if not m.is_store)
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)
     if by_warps and any(w.products for w in works):  # what is stored waits for no loads in flight
@@ -166,7 +167,7 @@ def _one(
         slowest = min(device.memory_gb_s, device.cache_gb_s)
         memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
-        memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
+        memory_us = 0.0 if recurrent else max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
     if by_warps and any(p.row_bytes < VECTOR_BYTES for w in works if w.stages > 1 for p in w.products):
         memory_us /= UNALIGNED_LOADS
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
@@ -218,7 +219,6 @@ def _one(
         if emission.together
         else sum(_chain_us(w, device, emission, latency_us, ahead) for w in works)
     )
-    recurrent = by_warps and all(map(is_recurrent, programs))
     if recurrent:
         block_us = sum(_steps_us(p, w, latency_us, clock_us) for p, w in zip(programs, works, strict=True))
     chain_us = rounds * block_us

@@ -14,7 +14,7 @@ from pallasfuse.ir.expr import Apply, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, Shared, most_registers, peak_bytes
 from pallasfuse.resources.triton_operands import laid_out_anew_at, needed_until, of_product
-from pallasfuse.resources.triton_registers import OTHERS, registers_by_loop
+from pallasfuse.resources.triton_registers import registers_needed
 from pallasfuse.resources.triton_spills import spills
 from pallasfuse.resources.triton_view import COPY_BYTES, WARP_ROWS, Line, View
 from pallasfuse.targets import Target
@@ -39,11 +39,16 @@ def _found(program: TileProgram, target: Target) -> Resources:
     view, shared = view_of(program, target), shared_memory(program, target)
     threads = WARP * program.warps
     most = most_registers(threads)
-    registers = min(max(registers_by_loop(view).values(), default=OTHERS), most)
+    registers = min(registers_needed(view), most)
     return Resources(shared.bytes, threads, registers, tuple(spills(view, most)), shared.buffers)
 
 
 _resources = Recent(_found)
+
+
+def may_spill(program: TileProgram, target: Target) -> bool:
+    """Has a thread too few registers for all values that are alive at once, if none of them is computed piece by piece?"""
+    return registers_needed(view_of(program, target)) > most_registers(WARP * program.warps)
 
 
 def _in_shared_memory(program: TileProgram, target: Target) -> Shared:
