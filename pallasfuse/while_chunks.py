@@ -20,13 +20,15 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.writing import Run, traced_as, with_some_instead, with_source_of
-from pallasfuse.device import Device
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user, with_bodies
-from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.recurrences import AsKernel
+from pallasfuse.unrolled_loops import priced_us
 
 _FEWEST, _MOST = 4, 64
 """The steps of a chunk. Fewer save little; beyond many, what is asked after each takes no time."""
+_LEAST_TRIPS = 2
+"""A loop is taken to make so many trips at least: a chunk, with what is asked of it once, is not predicted to take longer than XLA
+takes for these, beyond the error of prices. A loop that ends after one may take twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,14 @@ def _over(on: Any, value: Any) -> Any:
 
 
 def in_chunks(jaxpr: Jaxpr, as_kernel: AsKernel) -> Jaxpr:
-    """Returns a jaxpr whose while loops go on in chunks, where these are kernels that never take longer; itself where none does."""
+    """Returns a jaxpr whose while loops go on in chunks, where these are kernels that are short enough; itself where none does."""
     if not any(e.primitive.name == "while" or called(e) for e in jaxpr.eqns):
         return jaxpr
 
     def chunked(eqn: JaxprEqn) -> Run | None:
-        if eqn.primitive.name == "while":
-            return _chunked(eqn, as_kernel)
+        run = _chunked(eqn, as_kernel) if eqn.primitive.name == "while" else None
+        if run is not None:
+            return run
         inside = with_bodies(eqn, partial(in_chunks, as_kernel=as_kernel))
         return None if inside is eqn else lambda *operands: list(_compat.bind(inside, operands))
 
@@ -79,34 +82,33 @@ def in_chunks(jaxpr: Jaxpr, as_kernel: AsKernel) -> Jaxpr:
 
 
 def _chunked(eqn: JaxprEqn, as_kernel: AsKernel) -> Run | None:
-    """Returns a while loop that goes on in chunks; None where a chunk is no kernel, or takes longer than one trip of XLA."""
+    """Returns a while loop that goes on in chunks; None where a chunk is no kernel, or takes too long (`_LEAST_TRIPS`)."""
     if eqn.effects or left_by_user(eqn, as_kernel.exclude) is not None:
         return None
     loop = _While.of(eqn)
     tried = _chunk(loop, _MOST, as_kernel)
     if tried is None:
         return None
-    us = sum(kernel.price.us for kernel in tried.kernels)
-    trip_us = tried.price_of_xla(as_kernel.device) / _MOST
+    most_us = _LEAST_TRIPS * tried.us_of_xla / _MOST / as_kernel.device.price_error
+    once_us = as_kernel.device.kernel_us + as_kernel.device.launch_us
     steps = _MOST
-    while steps >= _FEWEST and steps * us * as_kernel.device.price_error > _MOST * trip_us:
+    while steps >= _FEWEST and once_us + (tried.us - once_us) * steps / _MOST > most_us:
         steps //= 2
-    if steps < _FEWEST:
-        return None
-    chunk = tried if steps == _MOST else _chunk(loop, steps, as_kernel)
-    return None if chunk is None else chunk.run
+    while steps >= _FEWEST:  # what is predicted from the longest may be a little too short
+        chunk = tried if steps == _MOST else _chunk(loop, steps, as_kernel)
+        if chunk is not None and chunk.us <= most_us:
+            return chunk.run
+        steps //= 2
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Holds a loop that goes on in chunks, and the kernels of a chunk."""
+    """Holds a loop that goes on in chunks, with the price of a chunk, and that of as many steps by XLA."""
 
     run: Run
-    kernels: tuple[KernelOfLoop, ...]
-
-    def price_of_xla(self, device: Device) -> float:
-        """Returns the microseconds that XLA takes for the loops that the kernels stand for."""
-        return sum(kernel.price_of_xla(device).us for kernel in self.kernels)
+    us: float
+    us_of_xla: float
 
 
 def _chunk(loop: _While, steps: int, as_kernel: AsKernel) -> _Chunk | None:
@@ -137,4 +139,5 @@ def _chunk(loop: _While, steps: int, as_kernel: AsKernel) -> _Chunk | None:
         _, *last = lax.while_loop(lambda whole: jnp.any(whole[0]), after, [loop.goes_on(operands, state), *state])
         return last
 
-    return _Chunk(run, loops_as_kernels(found))
+    device = as_kernel.device
+    return _Chunk(run, priced_us(found, device), priced_us(written, device))

@@ -60,12 +60,9 @@ def settled_as_a_whole(
     ran as they are planned. verdicts: on the kernels. measures: False looks up what is known, and measures nothing.
     """
     if may_leave(plan.options) and _untimed(plan) and not _is_one_kernel(plan):
-        doubts = _doubts(plan)
-        changes = {
-            **changes,
-            **{name: reason for name, reason in doubts.items() if not isinstance(changes.get(name), str)},
-        }
-        verdicts = [_told_of(v, doubts.get(v.subject)) for v in verdicts]
+        # of what the clock found faster than what is planned, nobody knows the price here
+        doubts = {name: reason for name, reason in _doubts(plan).items() if name not in changes}
+        changes, verdicts = {**changes, **doubts}, [_told_of(v, doubts.get(v.subject)) for v in verdicts]
     lost = [v for v in verdicts if v.subject in changes and v.subject in as_planned and not v.kept]
     nearly = {v.subject for v in lost if v.ours_us is not None and v.speedup > 1 / _NEARLY_EVEN}
     with_nearly = {name: change for name, change in changes.items() if name not in nearly}

@@ -14,13 +14,14 @@ from pallasfuse import _compat
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.statements import Loop
+from pallasfuse.ir.statements import Loop, every
 from pallasfuse.jaxpr_frontend.conversion import convert
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.overview import overview
 from pallasfuse.parts import whole_key
 from pallasfuse.price.xla import price_xla
 from pallasfuse.recurrences import AsKernel, kernel_of, recurrence_of
+from pallasfuse.resources import triton
 from pallasfuse.targets import INTERPRET, TRITON, default_for, find
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
 from pallasfuse.written_out import surely_faster
@@ -58,9 +59,9 @@ def made(function, *args) -> tuple[object, object, KernelOfLoop]:
 def kernels_of(loop):
     """The kernels of a loop in several layouts: the smallest and the largest blocks, and one between."""
     recurrence, operands, results = recurrence_of(loop)
-    every = list(layouts(recurrence, TARGET))
-    assert every
-    for layout in {id(x): x for x in (every[0], every[len(every) // 2], every[-1])}.values():
+    found = list(layouts(recurrence, TARGET))
+    assert found
+    for layout in {id(x): x for x in (found[0], found[len(found) // 2], found[-1])}.values():
         for kept in (frozenset(), frozenset(t.name for t in recurrence.constants)):
             yield lower_recurrence(recurrence, replace(layout, kept=kept), TARGET), operands, results
 
@@ -270,6 +271,35 @@ def test_equal_operations_become_loops_of_their_own():
         jax.ShapeDtypeStruct((12, 32, 32), jnp.float32), target="mosaic_gpu"
     )
     assert len(plan.loops) == 3 and len({repr(loop) for loop in plan.loops}) == 1
+
+
+def test_a_layout_that_may_spill_must_be_faster_beyond_the_error_of_prices(monkeypatch):
+    _, loop = loop_of(*((f := LOOPS["moving_average"])[0], *f[1]))
+    best = kernel_of(loop, H100.device)
+
+    def spilling(*layouts):
+        monkeypatch.setattr(triton, "may_spill", lambda p, _: (p.grid, p.warps) in [(x.grid, x.warps) for x in layouts])
+        return kernel_of(loop, H100.device)
+
+    other = spilling(best.layout)
+    assert (other.layout.grid, other.layout.warps) != (best.layout.grid, best.layout.warps)
+    assert best.price.us <= other.price.us <= H100.device.price_error * best.price.us
+    assert spilling(other.layout).layout == best.layout
+
+
+def test_a_kernel_computes_equal_values_once():
+    def once(s, row):
+        total = jnp.sum(jnp.sin(s) * row)
+        return s + total, total
+
+    def twice(s, row):
+        total, again = (jnp.sum(jnp.sin(s) * row) for _ in range(2))
+        return s + total, again
+
+    for function in (once, twice):
+        assert str(jax.make_jaxpr(function)(jnp.ones(8), jnp.ones(8))).count("sin") == 1 + (function is twice)
+    one, two = (made(lambda x, f=f: jax.lax.scan(f, jnp.ones(8), x), normal(0, 6, 8))[2].kernel for f in (once, twice))
+    assert len(list(every(one.body))) == len(list(every(two.body)))
 
 
 def test_a_rule_plans_each_loop_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""Loops that go on while a condition holds, in chunks that are kernels: the same results, and never more time by the price."""
+"""Loops that go on while a condition holds, in chunks that are kernels: the same results, and two trips' time at most."""
 
 from functools import partial
 
@@ -10,10 +10,12 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse import _compat
+from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.proof.loops import prove_loop
 from pallasfuse.recurrences import AsKernel
-from pallasfuse.while_chunks import in_chunks
+from pallasfuse.unrolled_loops import priced_us
+from pallasfuse.while_chunks import _While, in_chunks
 from tests.running_loops import DEVICE, run
 
 RULE = AsKernel(DEVICE)
@@ -87,12 +89,82 @@ def test_a_loop_may_end_before_its_first_step():
     assert int(steps) == 0
 
 
+def whiles(jaxpr):
+    """The while loops of a jaxpr, also those in bodies of others."""
+    for eqn in flatten(jaxpr).eqns:
+        if eqn.primitive.name == "while":
+            yield eqn
+        for body in called(eqn):
+            yield from whiles(body)
+
+
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_chunk_takes_no_longer_than_one_trip_of_xla(name):
-    _, form = chunked(LOOPS[name], NUMBERS)
-    for kernel in loops_as_kernels(form):
-        trip_us = kernel.price_of_xla(DEVICE).us / kernel.trips
-        assert kernel.price.us - DEVICE.kernel_us - DEVICE.launch_us <= trip_us
+def test_a_chunk_takes_no_longer_than_two_trips_of_xla(name):
+    """With its launch, what is beside its kernel, and the error of prices; XLA's trip is one of a loop that makes as many."""
+    jaxpr, form = chunked(LOOPS[name], NUMBERS)
+    ((plain,), (loop,)) = (list(whiles(j)) for j in (jaxpr, form))
+    (kernel,) = loops_as_kernels(form)
+    chunk_us = priced_us(loop.params["body_jaxpr"], DEVICE)
+    assert chunk_us >= kernel.price.us
+
+    def steps(*operands):
+        found = _While.of(plain)
+        given = operands[: found.of_condition + found.of_body]
+
+        def step(state, _):
+            return found.after(given, *state), None
+
+        state = list(operands[found.of_condition + found.of_body :])
+        return lax.scan(step, (found.goes_on(given, state), state), length=64)[0]
+
+    by_xla = jax.make_jaxpr(steps)(*(_compat.struct_of(v) for v in plain.invars))
+    assert chunk_us * DEVICE.price_error <= 2 * priced_us(by_xla, DEVICE) / 64 + 0.5
+
+
+@pytest.mark.parametrize("around", ["while", "while with a sort", "condition", "two vmaps"])
+def test_loops_inside_of_loops_that_have_no_chunks_go_on_in_chunks(around):
+    def inner(x):
+        return jax.vmap(root)(x)[0]
+
+    functions = {
+        "while": lambda a: lax.while_loop(lambda s: s[1] < 3, lambda s: (inner(s[0] + 1), s[1] + 1), (a, 0)),
+        "while with a sort": lambda a: lax.while_loop(
+            lambda s: s[1] < 3, lambda s: (jnp.sort(inner(s[0] + 1)), s[1] + 1), (a, 0)
+        ),
+        "condition": lambda a: lax.while_loop(lambda s: jnp.sum(inner(s)) < 200.0, lambda s: jnp.sort(s) + 1.0, a),
+        "two vmaps": lambda a: jax.vmap(jax.vmap(root))(a.reshape(6, 8)),
+    }
+    function = functions[around]
+    _, form = chunked(function, NUMBERS)
+    assert loops_as_kernels(form)
+    got = _compat.eval_jaxpr(form, form.consts, NUMBERS)
+    for a, b in zip(got, jax.tree.leaves(function(NUMBERS)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_states_of_other_kinds():
+    """Booleans, arrays that are written to, and constants from outside that the condition of a batch reads."""
+    limits = jnp.linspace(1.0, 3.0, 48)
+
+    def one(a, limit):
+        def step(state):
+            x, seen, ends, n = state
+            x = x * 1.25
+            return x, seen.at[n % 4].set(x), ends | (x > limit), n + 1
+
+        start = a, jnp.zeros(4, jnp.float32), jnp.asarray(False), 0
+        return lax.while_loop(lambda s: ~s[2] & (s[0] < limit * 2) & (s[3] < 20), step, start)
+
+    def function(a):
+        return jax.vmap(one)(a, limits)
+
+    _, form = chunked(function, NUMBERS)
+    assert loops_as_kernels(form)
+    want = jax.tree.leaves(function(NUMBERS))
+    for got in (_compat.eval_jaxpr(form, form.consts, NUMBERS), run(form, NUMBERS)):
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_what_takes_as_long_as_a_trip_of_xla_stays():

@@ -19,13 +19,13 @@ _SIMPLE, _SPECIAL, _SHUFFLE, _BARRIER, _MULTIPLY = 4.0, 20.0, 24.0, 60.0, 32.0
 """Clocks from an instruction to one that needs its result: of a vector unit, of the special-function unit, a value of another lane,
 values of other warps by shared memory, and 16 terms of a sum of products in a matrix unit.
 
-They are what is known of the hardware, and not fitted. Of 97 kernels of loops in 56 programs (H100, H200) 74% took half to twice
-their price, and 89% do since chains count; with any of these half or twice as long, 87% to 91% do.
+They are of the order that microbenchmarks of such devices report, and not fitted. Of 97 kernels of loops in 56 programs (H100 and
+H200) 74% took half to twice their price, and 89% do since chains count; with any of these half or twice as long, 87% to 91% do.
 """
 _SPECIAL_AGAIN = 8.0
-"""Clocks between two instructions of a warp for the special-function unit."""
+"""Clocks between two instructions of a warp for the special-function unit: four lanes at a time have one."""
 _LEAST_MULTIPLIED = 16
-"""The rows, columns and terms from which a product is one of matrix units."""
+"""The rows, columns and terms from which a product is one of matrix units: the sides of their smallest tiles in Triton."""
 
 
 def is_recurrent(program: TileProgram) -> bool:

@@ -1,8 +1,8 @@
 """Operations that a target lacks, written with those that it has, as a rewrite of tile programs.
 
 Each rule holds in real arithmetic, for infinities and NaN too, and keeps the digits that the operation has near zero. It may be
-wrong by a few units in the last place, powers by as many as their exponent has bits, and remainders where quotients have more
-digits than `_rem` says. Half types are computed in float32.
+wrong by a few units in the last place, powers by as many as their exponent has bits, remainders where quotients have more digits
+than `_rem` says, and the error function's complement as `error_function` says. Half types are computed in float32.
 """
 
 import math

@@ -72,3 +72,9 @@ def test_a_kernel_of_pairs_in_many_coordinates_is_priced_by_its_exchanges():
     assert (
         work.operations.special > 4 * plain.operations.special
     )  # an exponential of a pair is computed by every lane of its row
+
+
+def test_warps_wait_for_each_other_where_they_share_what_is_summed():
+    assert exchange([4, 1024], [1], 4).between_warps
+    assert not exchange([128, 32], [1], 4).between_warps
+    assert exchange([128, 128], [0, 1], 4, vector=4).between_warps

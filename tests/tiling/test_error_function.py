@@ -58,7 +58,7 @@ def test_signs_and_limits(op):
     points = np.asarray([-np.inf, -30.0, -0.0, 0.0, 13.0, 1e20, np.inf, np.nan], "float32")
     got = in_float32(rule(read("x", (), "float32")), points)
     want = np.asarray([np.float32(exact(float(p))) for p in points])
-    np.testing.assert_allclose(got, want, rtol=2.0**-23, atol=0)
+    np.testing.assert_array_equal(got, want)
     assert np.array_equal(np.signbit(got[:-1]), np.signbit(want[:-1]))
 
 
