@@ -44,8 +44,8 @@ _WINDOW_NS, _ALONG_ONE, _WINDOWS_US, _FEW_WINDOWS = 10.0, 6.0, 60.0, 100
 """A convolution in which each channel is a group of its own takes so long for each window, besides its elements. XLA has no library
 for windows along one dimension, whose elements take so many times as long. (17 of 3 to 49 elements on two cores.) The third number
 is what each takes besides, but for those of no more windows than the last one. (36 convolutions of 16 to 200,704 windows of 3 to 49
-elements on two cores, 2026-11-30: of less than 128 windows 11 to 20 us; without the third number the price of those of 128 to 50,000
-was 0.03 to 1.0 of what they took, with it 0.25 to 1.4.)"""
+elements on two cores, 2026-11-30: of less than 128 windows 11 to 20 us; without the third number the price of those of 128 to
+50,000 was 0.03 to 1.0 of what they took, with it 0.25 to 1.4.)"""
 _ELEMENT_NS = 1.5
 """For each element of a matrix that is factorised, besides the operations. (Cholesky's factors on two cores: those of 256 x 256 and
 more within 1.2; of 16 x 16 to 128 x 128, in batches, within 1.4.)"""
