@@ -94,7 +94,7 @@ def _chunked(eqn: JaxprEqn, as_kernel: AsKernel) -> Run | None:
     steps = _MOST
     while steps >= _FEWEST and once_us + (tried.us - once_us) * steps / _MOST > most_us:
         steps //= 2
-    while steps >= _FEWEST:  # what is predicted from the longest may be a little too short
+    while steps >= _FEWEST:  # the kernel of a shorter chunk may take a little more than its share of the longest one
         chunk = tried if steps == _MOST else _chunk(loop, steps, as_kernel)
         if chunk is not None and chunk.us <= most_us:
             return chunk.run
@@ -113,7 +113,6 @@ class _Chunk:
 
 def _chunk(loop: _While, steps: int, as_kernel: AsKernel) -> _Chunk | None:
     """Returns a loop whose chunks are kernels; None where they cannot be."""
-
     count = loop.of_condition + loop.of_body
 
     def chunk(on: Any, *operands: Any) -> list[Any]:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions import Decomposer, Rule, WithKernels, systems
 from pallasfuse.decompositions.complex_numbers import in_parts
@@ -29,17 +28,21 @@ from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend import called, flatten, fused_calls
+from pallasfuse.jaxpr_frontend import flatten, fused_calls
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
+from pallasfuse.lost_in_bodies import OF_KERNELS, bodies_left, lost_in_bodies, that_kernels_have
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
 from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
-from pallasfuse.unrolled_loops import loops, priced_us, unrolled_surely, unrollings
+from pallasfuse.unrolled_loops import priced_us, unrolled_surely, unrollings
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
+
+if TYPE_CHECKING:  # most programs have no loop that may be a kernel
+    from pallasfuse.recurrences import AsKernel
 
 _MORE_MEMORY = 1.1
 """A form may take so many times as much memory: who computes in chunks has a reason for it."""
@@ -48,9 +51,6 @@ _MOST_ALONE = 4.0
 operands padded takes about twice as much.)"""
 _WORTH_A_CLOCK = 1.05
 """An operation must be predicted to be so many times as fast for a clock to be asked."""
-_OF_KERNELS = ("concatenate", "dot_general")
-"""Operations that kernels can take part in, of which a form must not have others: they join parts of axes, and products. The
-choices and sums that may stand for these they only compute."""
 _CLEARLY = 1.03
 """Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
 _MOST_REPLACED = 3.0
@@ -147,7 +147,7 @@ def surely_faster(
             jaxpr = parted if saved_us >= (device.price_error - 1) * priced_us(parted, device) else jaxpr
     jaxpr = _in_chunks(jaxpr, target, exclude)
     decomposer = Decomposer(device, tuple(exclude), device.price_error, None, _rules(target, exclude), with_kernels)
-    spared = frozenset(_OF_KERNELS if spares else ())
+    spared = frozenset(OF_KERNELS if spares else ())
     made = unrolled_surely(replace(decomposer, spared=spared).of(jaxpr), device, exclude)
     return in_turn(made) if device.platform == "cpu" and made is not program else made
 
@@ -157,9 +157,15 @@ def _in_chunks(jaxpr: Jaxpr, target: Target, exclude: Sequence[str]) -> Jaxpr:
     if not target.writes_kernels or "while" not in primitives(jaxpr):
         return jaxpr
     with IMPORTS:
-        from pallasfuse.recurrences import AsKernel
         from pallasfuse.while_chunks import in_chunks
-    return in_chunks(jaxpr, AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device)))
+    return in_chunks(jaxpr, _as_kernel(target, exclude))
+
+
+def _as_kernel(target: Target, exclude: Sequence[str]) -> "AsKernel":
+    """Returns the rule that makes kernels of loops, but for those that are known to fail on the target's device."""
+    with IMPORTS:  # most programs have no loop, and no systems of equations
+        from pallasfuse.recurrences import AsKernel
+    return AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
 
 
 def sure_forms(
@@ -172,7 +178,7 @@ def sure_forms(
     form = surely_faster(jaxpr, target, exclude, with_kernels)
     if form is jaxpr:
         return
-    if not _lost_in_bodies(flatten(jaxpr), flatten(form)):
+    if not lost_in_bodies(flatten(jaxpr), flatten(form)):
         yield form
         return
     spared = surely_faster(jaxpr, target, exclude, with_kernels, spares=True)
@@ -189,9 +195,9 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
     """The rules that write kernels, where the target is one that does."""
 
     def as_kernels() -> Mapping[str, Rule]:
-        with IMPORTS:  # most programs have no loop, and no systems of equations
-            from pallasfuse.recurrences import AsKernel, InLoops
-        of_loop = AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
+        with IMPORTS:
+            from pallasfuse.recurrences import InLoops
+        of_loop = _as_kernel(target, exclude)
         in_loops = partial(InLoops, target.device, (), of_loop.fails, systems.FEWEST_ROWS)
         return {"scan": of_loop, **{name: in_loops(way=way) for name, way in systems.RULES.items()}}
 
@@ -348,56 +354,16 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         before, after = flatten(jaxpr), flatten(form)
         if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
             return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
-        lost = _lost_in_bodies(before, after)
-        kernels = _that_are_kernels(before, after)
-        bodies = (body for body in _bodies(before, kernels) if lost.intersection(_that_kernels_have(body)))
+        lost = lost_in_bodies(before, after)
+        bodies = (body for body in bodies_left(before, after) if lost.intersection(that_kernels_have(body)))
         if lost and any(plan(body).kernels for body in bodies):
             return True
-        if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
+        if not Counter(that_kernels_have(before)) - Counter(that_kernels_have(after)):
             return False
         own = plan(jaxpr)
         return bool(own.kernels) and predicted_us(own) < predicted_us(plan(form))
     except Exception:  # a program must not fail because of a form of it
         return True
-
-
-def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
-    """Yields a text for each equation that kernels can take part in, by what it does to which shapes."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _OF_KERNELS:
-            shapes = [_compat.shape_of(a) for a in eqn.invars]
-            yield f"{eqn.primitive.name} {shapes} {eqn.params.get('dimension_numbers', eqn.params.get('dimension'))}"
-
-
-def _lost_in_bodies(before: Jaxpr, after: Jaxpr) -> set[str]:
-    """Returns the texts of products and concatenations of which a form has fewer in its bodies than the program.
-
-    Loops that are kernels in the form have lost nothing: their kernels compute the whole body.
-    """
-    kernels = _that_are_kernels(before, after)
-    had, has = (
-        Counter(t for body in _bodies(jaxpr, kernels) for t in _that_kernels_have(body)) for jaxpr in (before, after)
-    )
-    return set(had - has)
-
-
-def _that_are_kernels(before: Jaxpr, after: Jaxpr) -> frozenset[str]:
-    """Returns the names of loops that are kernels in a form of a program: of all loops with the name, if there are several."""
-    kernels, own = Counter(_name(one.loop) for one in loops_as_kernels(after)), Counter(map(_name, loops(before)))
-    return frozenset(name for name, count in kernels.items() if count >= own[name])
-
-
-def _name(eqn: JaxprEqn) -> str:
-    """Names a loop by its line and its trips, which other forms of it have, too."""
-    return f"{_compat.source_summary(eqn)} {eqn.params.get('length')}"
-
-
-def _bodies(jaxpr: Jaxpr, without: frozenset[str] = frozenset()) -> Iterator[Jaxpr]:
-    """Yields the bodies of loops and branches, flat, however deep. without: the names of loops that do not count."""
-    for body in (b for eqn in jaxpr.eqns if not (without and _name(eqn) in without) for b in called(eqn)):
-        flat = flatten(body)
-        yield flat
-        yield from _bodies(flat, without)
 
 
 def predicted_us(plan: Plan) -> float:

@@ -60,6 +60,19 @@ def wandering(a):
     return jax.vmap(one)(a, jnp.arange(a.shape[0]))
 
 
+def largest(m):
+    """The direction in which a matrix of 64 rows is the largest, by its powers."""
+
+    def step(state):
+        v, _, n = state
+        w = m @ v
+        w = w / jnp.linalg.norm(w)
+        return w, jnp.linalg.norm(w - v), n + 1
+
+    start = jnp.ones(64, jnp.float32) / 8, jnp.float32(jnp.inf), 0
+    return lax.while_loop(lambda s: (s[1] > 1e-6) & (s[2] < 200), step, start)
+
+
 LOOPS = {"a batch": jax.vmap(root), "jointly": jointly, "random": wandering}
 
 
@@ -118,7 +131,7 @@ def test_a_chunk_takes_no_longer_than_two_trips_of_xla(name):
         return lax.scan(step, (found.goes_on(given, state), state), length=64)[0]
 
     by_xla = jax.make_jaxpr(steps)(*(_compat.struct_of(v) for v in plain.invars))
-    assert chunk_us * DEVICE.price_error <= 2 * priced_us(by_xla, DEVICE) / 64 + 0.5
+    assert chunk_us * DEVICE.price_error <= 2 * priced_us(by_xla, DEVICE) / 64
 
 
 @pytest.mark.parametrize("around", ["while", "while with a sort", "condition", "two vmaps"])
@@ -205,3 +218,12 @@ def test_a_plan_for_a_gpu_has_them():
     assert len(plan.loops) == 1 and plan.written_out
     plan = pf.fuse(jax.vmap(root), options=options).explain(NUMBERS, target="xla")
     assert not plan.loops
+
+
+def test_a_loop_that_multiplies_is_not_kept_for_its_product():
+    """Its steps' kernel multiplies, too: nothing that a body could have had is lost."""
+
+    m = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    assert loops_as_kernels(in_chunks(jax.make_jaxpr(largest)(m), RULE))
+    plan = pf.fuse(largest, options=pf.FuseOptions(check=False, price=True)).explain(m, target="triton")
+    assert plan.loops

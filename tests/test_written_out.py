@@ -189,21 +189,3 @@ def test_a_plan_takes_no_less_than_its_kernels():
     as_it_is = plan_of(flatten(jaxpr), H100, PRICED)
     assert len(as_it_is.kernels) == 2
     assert predicted_us(as_it_is) >= sum(k.price.us for k in as_it_is.kernels)
-
-
-def test_a_loop_is_known_by_its_line_only_where_all_of_that_line_are_kernels():
-    def repeated(step, x):
-        return jax.lax.scan(lambda x, _: (step(x), None), x, None, length=50)[0]
-
-    def function(x, w):
-        return repeated(jnp.tanh, x), repeated(lambda y: jnp.tanh(y @ w), x)
-
-    def alone(x, w):
-        return repeated(jnp.tanh, x)
-
-    x, w = jax.ShapeDtypeStruct((64, 2048), jnp.float32), jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-    for of, known in ((function, 0), (alone, 1)):
-        jaxpr = jax.make_jaxpr(of)(x, w)
-        form = surely_faster(jaxpr, H100)
-        assert len(written_out.loops_as_kernels(form)) == 1
-        assert len(written_out._that_are_kernels(flatten(jaxpr), form)) == known

@@ -52,7 +52,7 @@ class BlockWork:
     products: list[Product] = field(default_factory=list)
     operations: Operations = field(default_factory=Operations)
     reductions: float = 0.0
-    """Reductions that all threads of a block take part in."""
+    """Reductions for which warps wait for each other; all of them, where tiles are not spread over threads."""
     executions: dict[tuple[int, ...], float] = field(default_factory=dict)
     """How often the body of each segment of a loop runs, by its path: places of statements and of segments, from the outside in."""
     trips: float = 0.0

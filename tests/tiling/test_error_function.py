@@ -15,7 +15,7 @@ from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Expr, postorder, read
 from pallasfuse.tiling.error_function import complement, error_function
 
-SOLID = {"erf": (error_function, math.erf), "erfc": (complement, math.erfc)}
+RULES = {"erf": (error_function, math.erf), "erfc": (complement, math.erfc)}
 
 
 def in_float32(root: Expr, points: np.ndarray) -> np.ndarray:
@@ -30,9 +30,9 @@ def in_float32(root: Expr, points: np.ndarray) -> np.ndarray:
     return np.asarray(values[root])
 
 
-@pytest.mark.parametrize("op", SOLID)
+@pytest.mark.parametrize("op", RULES)
 def test_every_digit_of_float64_is_kept(op):
-    rule, exact = SOLID[op]
+    rule, exact = RULES[op]
     points = np.concatenate([np.linspace(-6, 26, 4001), [1e-300, -1e-12, 1.0, -1.0]])
     i = Axis("i", len(points))
     got = evaluate_expr(rule(read("x", (i,), "float64")), (i,), {"x": points})
@@ -40,9 +40,9 @@ def test_every_digit_of_float64_is_kept(op):
     assert np.all(np.abs(got - want) <= np.abs(want) * 3e-15 * np.maximum(1, points**2 / 8))
 
 
-@pytest.mark.parametrize("op", SOLID)
+@pytest.mark.parametrize("op", RULES)
 def test_float32_is_as_exact_as_the_square_of_its_argument(op):
-    rule, exact = SOLID[op]
+    rule, exact = RULES[op]
     points = np.concatenate([np.linspace(-4, 9, 8001), [1e-30, -1e-12, 1.0, -1.0]]).astype("float32")
     got = in_float32(rule(read("x", (), "float32")), points)
     want = np.asarray([exact(float(p)) for p in points])
@@ -52,9 +52,9 @@ def test_float32_is_as_exact_as_the_square_of_its_argument(op):
     assert units.max() <= 1.5 * max(8, library.max())
 
 
-@pytest.mark.parametrize("op", SOLID)
+@pytest.mark.parametrize("op", RULES)
 def test_signs_and_limits(op):
-    rule, exact = SOLID[op]
+    rule, exact = RULES[op]
     points = np.asarray([-np.inf, -30.0, -0.0, 0.0, 13.0, 1e20, np.inf, np.nan], "float32")
     got = in_float32(rule(read("x", (), "float32")), points)
     want = np.asarray([np.float32(exact(float(p))) for p in points])
@@ -63,7 +63,7 @@ def test_signs_and_limits(op):
 
 
 def test_a_type_without_a_polynomial_has_no_rule():
-    for rule, _ in SOLID.values():
+    for rule, _ in RULES.values():
         assert rule(read("x", (), "bfloat16")) is None
 
 
