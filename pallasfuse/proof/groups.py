@@ -36,6 +36,7 @@ from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling.legalize import exactly
 from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
@@ -291,7 +292,9 @@ def _lowered(
 def _rewritten(name: str, programs: list[TileProgram], part: PlannedKernel) -> Iterator[tuple[str, list[TileProgram]]]:
     if all(phase.target.platform != "gpu" for phase in part.phases):
         return
-    rewritten = [arithmetic.rewrite_for(phase.target, p) for phase, p in zip(part.phases, programs, strict=True)]
+    rewritten = [
+        arithmetic.rewrite_for(exactly(phase.target), p) for phase, p in zip(part.phases, programs, strict=True)
+    ]
     yield f"cheaper arithmetic of {name}", rewritten
     if any(p.instead is not None for p in rewritten):
         yield _instead(name, rewritten)

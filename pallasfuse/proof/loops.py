@@ -31,6 +31,7 @@ from pallasfuse.proof.result import Counterexample, Proof, Record
 from pallasfuse.proof.selections import selections
 from pallasfuse.proof.stages import duplicates, inlining
 from pallasfuse.recurrences import recurrence_of, trip_of
+from pallasfuse.tiling.legalize import exactly
 from pallasfuse.tiling.recurrence import Layout, Recurrence, each_of, last_of, lower_recurrence
 from pallasfuse.verification.bound import miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
@@ -189,7 +190,7 @@ class LoopTest:
             recurrence.name, small.of(recurrence.body), self.time, recurrence.carried, recurrence.sliced,
             recurrence.stacked, recurrence.backwards,
         )  # fmt: skip
-        self.kernel = lower_recurrence(own, _short_layout(loop.layout, small), loop.target)
+        self.kernel = lower_recurrence(own, _short_layout(loop.layout, small), exactly(loop.target))
         self.program = from_any_state(self.kernel, [before for before, _ in trip.carried])
         self.long_body = trip.program
         self.draws_no_numbers = False

@@ -28,6 +28,7 @@ from pallasfuse.ir.expr import (
 )
 from pallasfuse.ir.reducers import AND, MAX, MIN, OR
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Set, Statement, Store, TileProgram
+from pallasfuse.targets import Target
 from pallasfuse.tiling import error_function
 
 type Rule = Callable[..., Expr | None]
@@ -174,6 +175,15 @@ RULES: dict[str, Rule] = {
     "is_finite": _is_finite, "not": _not, "integer_pow": _integer_pow, "rem": _rem,
     "erf": error_function.error_function, "erfc": error_function.complement,
 }  # fmt: skip
+
+
+APPROXIMATED = frozenset({"erf", "erfc"})
+"""Operations whose rules have their digits, but are no identities: a proof takes them for functions of which nothing is known."""
+
+
+def exactly(target: Target) -> Target:
+    """Returns a target that keeps the operations whose rules are no identities."""
+    return replace(target, legalized_ops=target.legalized_ops - APPROXIMATED)
 
 
 _REDUCTION = "reduce_{}"

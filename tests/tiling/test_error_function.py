@@ -13,6 +13,10 @@ from pallasfuse.emission.elementwise import TABLE, select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Expr, postorder, read
+from pallasfuse.loop_calls import KernelOfLoop
+from pallasfuse.proof.loops import prove_loop
+from pallasfuse.recurrences import kernel_of
+from pallasfuse.targets import default_for
 from pallasfuse.tiling.error_function import complement, error_function
 
 RULES = {"erf": (error_function, math.erf), "erfc": (complement, math.erfc)}
@@ -92,3 +96,22 @@ def in_float64(x, w):
     h = x * w
     h = h * 0.5 * np.vectorize(math.erfc)(-h / math.sqrt(2))
     return h / np.sqrt(np.mean(h * h, axis=-1, keepdims=True))
+
+
+def test_kernels_with_them_are_proved():
+    """No field tells a polynomial from the function: a proof takes the function as it is, in groups and in loops."""
+
+    def shares(x):
+        return jax.nn.softmax(jax.nn.gelu(x, approximate=False), axis=-1)
+
+    report = pf.verify(pf.fuse(shares), jnp.ones((8, 40)), target="triton")
+    assert report.plan.kernels and report.equivalent, report
+
+    def steps(x):
+        return jax.lax.scan(lambda s, _: (jax.lax.erf(s) + 0.1, jnp.sum(s, -1)), x, None, length=8)
+
+    (loop,) = (e for e in jax.make_jaxpr(steps)(jnp.ones((6, 5))).eqns if e.primitive.name == "scan")
+    found = kernel_of(loop, default_for("cuda", frozenset({"9.0"})).device)
+    assert isinstance(found, KernelOfLoop)
+    proof = prove_loop(found)
+    assert proof.holds, proof
