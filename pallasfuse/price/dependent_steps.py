@@ -6,7 +6,7 @@ chain of operations in a trip is then what it takes at least, however few they a
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
@@ -15,13 +15,16 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.operations import of_node
 from pallasfuse.resources.thread_layouts import LANES, shares
 
-_SIMPLE, _SPECIAL, _SHUFFLE, _BARRIER, _MULTIPLY = 4.0, 20.0, 24.0, 60.0, 32.0
+_SIMPLE, _SPECIAL, _SHUFFLE, _BARRIER, _MULTIPLY = 4.0, 20.0, 24.0, 40.0, 32.0
 """Clocks from an instruction to one that needs its result: of a vector unit, of the special-function unit, a value of another lane,
 values of other warps by shared memory, and 16 terms of a sum of products in a matrix unit.
 
-They are of the order that microbenchmarks of such devices report, and not fitted. Of 97 kernels of loops in 56 programs (H100 and
-H200) 74% took half to twice their price, and 89% do since chains count; with any of these half or twice as long, 87% to 91% do.
+They are of the order that microbenchmarks of such devices report, and hardly fitted: of 1013 layouts of 91 loops' kernels (H200)
+82% took half to twice their price, and the layouts that it chooses 1.11 times as long as the fastest of their kernel (geometric
+mean; 1.14 where nothing is exchanged but what reductions need). With any of these a quarter or half longer it is 1.10 to 1.13.
 """
+_BARRIER_OF_WARP = 4.0
+"""More clocks for the values of other warps, for each warp that a block has: all of them pass its barrier."""
 _SPECIAL_AGAIN = 8.0
 """Clocks between two instructions of a warp for the special-function unit: four lanes at a time have one."""
 _LEAST_MULTIPLIED = 16
@@ -54,6 +57,10 @@ def clocks_of_trip(program: TileProgram, load_clocks: float) -> float:
     return max(chains, default=0.0)
 
 
+type _Spread = frozenset[Axis]
+"""The axes of the tile by whose elements a value is spread over the threads: for a reduction's result, those of what it reduces."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Chain:
     """Follows values through the statements of a trip, to the clock at which each is there."""
@@ -62,15 +69,21 @@ class _Chain:
     order: Mapping[Axis, int]
     warps: int
     load_clocks: float
+    spreads: dict[str, _Spread] = field(default_factory=dict)
+    """How the trip's own results are spread; loaded tiles and what the trip begins with are spread by their own axes."""
 
     def of(self, body: Sequence[Statement]) -> float:
         """Returns the clock at which the last value is there."""
         ready: dict[str, float] = {}
         for s in body:
-            at = max((self._value(e, ready) for e in expressions(s)), default=0.0) + self._own_clocks(s)
+            found = [self._value(e, ready) for e in expressions(s)]
             name = tile_name(s)
             if name is not None:
-                ready[name] = at
+                ready[name] = max((clock for clock, _ in found), default=0.0) + self._own_clocks(s)
+                if isinstance(s, Reduce):
+                    self.spreads[name] = self._wide(s.value.axes)
+                elif isinstance(s, Let) and not s.renamed:
+                    self.spreads[name] = found[0][1]
         return max(ready.values(), default=0.0)
 
     def _own_clocks(self, s: Statement) -> float:
@@ -79,12 +92,19 @@ class _Chain:
             case Load():
                 return self.load_clocks
             case Let(renamed=renamed) if renamed:  # threads find the elements of others in shared memory
-                return _BARRIER
+                return self._exchange_clocks()
             case Reduce(value=value, over=over):
                 return self._reduced(value.axes, frozenset(over))
             case Contract():
                 return self._multiplied(s)
         return 0.0
+
+    def _exchange_clocks(self) -> float:
+        """Returns the clocks until threads have values of others, in the same warp or in any."""
+        return _BARRIER + _BARRIER_OF_WARP * self.warps if self.warps > 1 else _SHUFFLE
+
+    def _wide(self, axes: Iterable[Axis]) -> frozenset[Axis]:
+        return frozenset(a for a in axes if self.tiles.get(a, 1) > 1)
 
     def _elements(self, axes: Iterable[Axis]) -> float:
         """Returns the elements of a tile that a thread has."""
@@ -93,17 +113,30 @@ class _Chain:
     def _size(self, axes: Iterable[Axis]) -> int:
         return math.prod(self.tiles.get(a, 1) for a in axes)
 
-    def _value(self, root: Expr, ready: Mapping[str, float]) -> float:
-        """Returns the clock at which an expression is computed. Elements of one thread do not wait for each other."""
+    def _value(self, root: Expr, ready: Mapping[str, float]) -> tuple[float, _Spread]:
+        """Returns the clock at which an expression is computed, and how it is spread. Elements of one thread do not wait for each
+        other. Operands that are spread in other ways are exchanged between the threads first."""
         at: dict[Expr, float] = {}
+        spread: dict[Expr, _Spread] = {}
         for node in postorder(root):
-            at[node] = ready.get(node.tensor, 0.0) if isinstance(node, Read) else 0.0
-            if isinstance(node, Apply):
+            at[node], spread[node] = 0.0, self._wide(node.axes)
+            if isinstance(node, Read):
+                at[node] = ready.get(node.tensor, 0.0)
+                spread[node] = self.spreads.get(node.tensor, spread[node])
+            elif isinstance(node, Apply):
+                alike = {spread[a] for a in node.args if self._wide(a.axes) == spread[node]}
+                spread[node] = alike.pop() if len(alike) == 1 else spread[node]
                 own, each = self._elements(node.axes), of_node(node)
-                begun = max((at[a] for a in node.args), default=0.0)
+                begun = max((at[a] + self._moved(a, spread[a], spread[node]) for a in node.args), default=0.0)
                 special = (each.special + each.converted) * max(_SPECIAL, _SPECIAL_AGAIN * own)
                 at[node] = begun + each.in_full * max(_SIMPLE, own) + special
-        return at[root]
+        return at[root], spread[root]
+
+    def _moved(self, value: Expr, before: _Spread, now: _Spread) -> float:
+        """Returns the clocks until a value is spread in another way. Every thread has what is only one number."""
+        if before == now or not self._wide(value.axes):
+            return 0.0
+        return self._exchange_clocks() + _SIMPLE * self._elements(value.axes)
 
     def _reduced(self, axes: frozenset[Axis], over: frozenset[Axis]) -> float:
         """Returns the clocks of a reduction: of a thread's own elements, then of lanes, then of warps, an axis after the other."""
@@ -114,7 +147,7 @@ class _Chain:
             own, results = each[number], math.prod(s.own for n, s in enumerate(each) if n != number)
             clocks += (own.own - 1) * max(_SIMPLE, results)
             clocks += math.log2(own.lanes) * max(_SHUFFLE + _SIMPLE, _SIMPLE * results)
-            clocks += _BARRIER + math.log2(own.warps) * (_SHUFFLE + _SIMPLE) if own.warps > 1 else 0.0
+            clocks += self._exchange_clocks() + math.log2(own.warps) * (_SHUFFLE + _SIMPLE) if own.warps > 1 else 0.0
             del left[number]
         return clocks
 
@@ -125,4 +158,4 @@ class _Chain:
         if min(rows, columns, terms) < _LEAST_MULTIPLIED:
             return self._reduced(left | right, over) + _SIMPLE * self._elements(left | right)
         of_warp = max(1.0, rows * columns / (_LEAST_MULTIPLIED * LANES * self.warps))
-        return 2 * _BARRIER + terms / _LEAST_MULTIPLIED * _MULTIPLY * of_warp
+        return 2 * self._exchange_clocks() + terms / _LEAST_MULTIPLIED * _MULTIPLY * of_warp

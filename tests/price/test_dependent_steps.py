@@ -1,5 +1,7 @@
 """A loop whose trips begin with what the one before has left takes as long as its longest chain of operations, at least."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -68,6 +70,28 @@ def test_other_lanes_and_warps_are_waited_for():
     (narrow,) = programs_of(over_warps, STATE)
     assert wide.warps > 1
     assert clocks_of_trip(wide, 0.0) > clocks_of_trip(narrow, 0.0) + 60
+
+
+def test_a_sum_of_each_row_is_exchanged_before_it_meets_what_is_spread_in_another_way():
+    def rows(x, meets):
+        def step(s, _):
+            sums = jnp.sum(s[0], axis=1)
+            if meets == "sums":
+                sums = sums + s[1]
+            return (s[0] - 0.1 * sums[:, None], s[1] * 0.5), None
+
+        return lax.scan(step, (x, x[:, 0]), length=64)[0]
+
+    matrix = jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    found = {}
+    for meets in ("rows", "sums"):
+        (program,) = programs_of(lambda x, meets=meets: rows(x, meets), matrix)
+        found[meets] = replace(program, tiles=tuple((axis, axis.extent) for axis, _ in program.tiles))
+    four, sixteen = (
+        {meets: clocks_of_trip(replace(p, warps=warps), 0.0) for meets, p in found.items()} for warps in (4, 16)
+    )
+    assert four["sums"] > four["rows"] + 40  # the sums of a tile's rows go back to rows as they are
+    assert sixteen["sums"] - sixteen["rows"] > four["sums"] - four["rows"]  # a barrier waits for every warp
 
 
 def test_functions_of_the_special_unit_take_longer():
