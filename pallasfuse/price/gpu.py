@@ -448,7 +448,7 @@ def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
 def _occupancy(
     programs: Sequence[TileProgram], work: BlockWork, device: Device, emission: Emission, held: Resources | None
 ) -> int:
-    if held is not None and work.products:  # elsewhere the bound on registers is too careful
+    if held is not None and work.products:
         return max(1, held.resident_blocks(device.shared_memory_bytes))
     if programs[0].persistent:
         return 1
@@ -459,7 +459,8 @@ def _occupancy(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
     )
     by_shared = int(device.shared_memory_bytes // shared) if shared else _BLOCKS
-    return max(1, min(THREADS // threads, by_shared, _BLOCKS))
+    by_registers = _BLOCKS if held is None else held.likely_blocks  # their bound is too careful without products
+    return max(1, min(THREADS // threads, by_shared, by_registers, _BLOCKS))
 
 
 def _bytes_in_flight(work: BlockWork) -> float:

@@ -72,6 +72,8 @@ class Resources:
     """An estimate of the values that find no register. They make a kernel slow, not wrong."""
     buffers: tuple[Buffer, ...] = ()
     """The buffers in shared memory, with the statements during which they live."""
+    likely_registers: int | None = None
+    """An estimate of the registers that one thread really takes; None where there is none."""
 
     @property
     def spilled_bytes(self) -> int:
@@ -101,8 +103,16 @@ class Resources:
         shared_memory_bytes: what one block may have; a multiprocessor has that for one block, and `SYSTEM_BYTES`.
         """
         by_shared = (shared_memory_bytes + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
-        given = max(1, -(-self.registers // REGISTER_UNIT)) * REGISTER_UNIT
-        return min(by_shared, REGISTERS // (given * self.threads), THREADS // self.threads, BLOCKS)
+        return min(by_shared, self._with_registers(self.registers), THREADS // self.threads, BLOCKS)
+
+    @property
+    def likely_blocks(self) -> int:
+        """The blocks for which a multiprocessor has registers at a time, if threads take as many as is likely."""
+        return self._with_registers(self.registers if self.likely_registers is None else self.likely_registers)
+
+    def _with_registers(self, registers: int) -> int:
+        given = max(1, -(-registers // REGISTER_UNIT)) * REGISTER_UNIT
+        return REGISTERS // (given * self.threads)
 
 
 def peak_bytes(buffers: Iterable[Buffer], multiple: int = 1) -> int:

@@ -15,7 +15,7 @@ from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileP
 from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, Shared, most_registers, peak_bytes
 from pallasfuse.resources.triton_operands import laid_out_anew_at, needed_until, of_product
 from pallasfuse.resources.triton_registers import registers_needed
-from pallasfuse.resources.triton_spills import spills
+from pallasfuse.resources.triton_spills import demand_of, spills
 from pallasfuse.resources.triton_view import COPY_BYTES, WARP_ROWS, Line, View
 from pallasfuse.targets import Target
 
@@ -40,7 +40,9 @@ def _found(program: TileProgram, target: Target) -> Resources:
     threads = WARP * program.warps
     most = most_registers(threads)
     registers = min(registers_needed(view), most)
-    return Resources(shared.bytes, threads, registers, tuple(spills(view, most)), shared.buffers)
+    demand = demand_of(view)
+    likely = min(demand.most, registers)
+    return Resources(shared.bytes, threads, registers, tuple(spills(view, demand, most)), shared.buffers, likely)
 
 
 _resources = Recent(_found)

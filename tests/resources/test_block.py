@@ -45,6 +45,11 @@ def test_how_many_blocks_live_on_a_multiprocessor(shared, threads, registers, bl
     assert Resources(shared, threads, registers).resident_blocks(H100) == blocks
 
 
+def test_blocks_for_which_there_are_registers_by_what_threads_are_likely_to_take():
+    assert Resources(0, 256, 255).likely_blocks == 1
+    assert Resources(0, 256, 255, likely_registers=120).likely_blocks == 2
+
+
 def test_in_words():
     taken = Resources(100_000, 128, 255, (Spill((), 6), Spill((0, 0), 2)))
     assert taken.show(H100) == (

@@ -45,6 +45,20 @@ def test_more_warps_than_rows_hold_the_same_scores():
     assert needed(many) >= needed(few) - scores // 2 - 2 * sums
 
 
+@pytest.mark.parametrize(("rows", "taken"), [(8, 104), (16, 168)])
+def test_registers_that_are_likely_are_about_what_the_compiler_takes(rows, taken):
+    """Rows of 1024 of two matrices, of which two are computed, by four warps; `taken`: by the compiler."""
+    arrays = kernels.array(4096, 1024), kernels.array(4096, 1024)
+    program = program_of(scaled, *arrays, rows=rows, rolled=1024, warps=4)
+    found = triton.resources(program, TRITON)
+    assert taken / 1.6 <= found.likely_registers <= 1.6 * taken
+    assert found.likely_registers <= found.registers
+
+
+def scaled(x, y):
+    return x * y / jnp.sum(jnp.exp(x), -1, keepdims=True), x - y
+
+
 def late(x, w, a, b):
     return jnp.where(a > 0, x @ w + a + b, 0.0)
 
