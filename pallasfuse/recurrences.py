@@ -225,11 +225,19 @@ def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> Kerne
 
 
 def _kept(recurrence: Recurrence, layout: Layout, target: Target) -> frozenset[str]:
-    """The constants that stay in registers, the smallest first."""
+    """The constants that are loaded once: those that matrix units find in shared memory, and in registers others, smallest first.
+
+    (Of 73 layouts of an H200's loops with products that loaded some constants in each trip, one took 0.71 of the time that it takes
+    with all of them kept, nine 0.98 to 1, the others 1 to 12 times as long. The compiler may hold all at once then, too.)
+    """
     blocks = dict(layout.grid)
-    sizes = {t.name: math.prod(blocks.get(a, target.padded(a.extent)) for a in t.axes) for t in recurrence.constants}
-    left, kept = _REGISTERS_OF_CONSTANTS * 32 * layout.warps, set[str]()
-    for name in sorted(sizes, key=sizes.__getitem__):
+
+    def tile(axis: Axis) -> int:
+        return blocks.get(axis, target.padded(axis.extent))
+
+    sizes = {t.name: math.prod(map(tile, t.axes)) for t in recurrence.constants}
+    left, kept = _REGISTERS_OF_CONSTANTS * 32 * layout.warps, set(recurrence.multiplied(tile))
+    for name in sorted(sizes.keys() - kept, key=sizes.__getitem__):
         left -= sizes[name]
         if left >= 0:
             kept.add(name)

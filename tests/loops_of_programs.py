@@ -72,6 +72,11 @@ def recurrent_network(w, h, x):
     return jax.lax.scan(trip, h, x)
 
 
+def two_layers(w, v, x):
+    """A state that two matrices turn in every trip."""
+    return jax.lax.scan(lambda s, _: (s + 0.1 * jnp.tanh(jnp.tanh(s @ w) @ v), None), x, length=32)[0]
+
+
 def gated_unit(w, h, x):
     def trip(h, row):
         update, reset, new = jnp.split(row, 3, -1)
@@ -240,6 +245,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "farthest_points": (farthest_points, (normal(0, 3, 11, 3),)),
     "joined_groups": (joined_groups, (jnp.asarray([0, 3, 8, 8, 5, 1]), jnp.asarray([2, 8, 1, 0, 4, 6]), jnp.abs(normal(0, 6)))),
     "states_rotate": (states_rotate, (normal(0, 6), normal(1, 6), normal(2, 6), normal(3, 8, 6))),
+    "two_layers": (two_layers, (normal(0, 32, 32, scale=0.2), normal(1, 32, 32, scale=0.2), normal(2, 48, 32))),
 }  # fmt: skip
 
 WITH_SYSTEMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {

@@ -33,6 +33,7 @@ from tests.loops_of_programs import (
     moving_average,
     normal,
     recurrent_network,
+    two_layers,
 )
 from tests.running_loops import as_numbers, run, scans_of, with_kernels
 
@@ -64,6 +65,26 @@ def kernels_of(loop):
     for layout in {id(x): x for x in (found[0], found[len(found) // 2], found[-1])}.values():
         for kept in (frozenset(), frozenset(t.name for t in recurrence.constants)):
             yield lower_recurrence(recurrence, replace(layout, kept=kept), TARGET), operands, results
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "fits"), [(128, "bfloat16", True), (128, "float32", True), (512, "bfloat16", False)]
+)
+def test_matrices_that_only_products_read_take_shared_memory_and_no_registers(width, dtype, fits):
+    w, x = (jax.ShapeDtypeStruct(s, dtype) for s in ((width, width), (4096, width)))
+    _, loop = loop_of(two_layers, w, w, x)
+    recurrence, _, _ = recurrence_of(loop)
+    matrices = {t.name for t in recurrence.constants if len(t.axes) == 2}
+    assert len(matrices) == 2
+    assert recurrence.multiplied(lambda _: 16) == matrices
+    assert not recurrence.multiplied(lambda _: 8)  # too small for matrix units
+    found = kernel_of(loop, H100.device)
+    assert isinstance(found, KernelOfLoop) == fits
+    if fits:
+        assert found.layout.kept >= matrices
+        of_matrices = sum(width * width * jnp.dtype(dtype).itemsize for _ in matrices)
+        assert triton.resources(found.kernel, TARGET).shared_bytes >= of_matrices
+        assert found.kernel.warps < 16  # no more than the state needs
 
 
 @pytest.mark.sampled(2, cover=())

@@ -21,7 +21,7 @@ from pallasfuse.resources.block import WARP
 from pallasfuse.resources.triton_view import WARP_ROWS
 from pallasfuse.targets import Target, power_of_two
 from pallasfuse.tiling.arithmetic import rewrite_for
-from pallasfuse.tiling.products import split_product
+from pallasfuse.tiling.products import narrow, split_product
 from pallasfuse.tiling.values import Scope, Values
 
 
@@ -53,23 +53,39 @@ class Recurrence:
         of_nests = (a for n in _nests(self.body) for a in (*n.axes, *n.reduced))
         return tuple(dict.fromkeys((*of_nests, *(a for t in self.body.inputs for a in t.axes))))
 
-    def largest(self, tile: Callable[[Axis], int]) -> int:
+    def largest(self, tile: Callable[[Axis], int], *, of_threads: bool = False) -> int:
         """The most elements that a value has in a block, whose size along an axis `tile` gives.
 
-        A product of matrices that are large enough for matrix units has no value for each of its terms.
+        A product of matrices that are large enough for matrix units has no value for each of its terms. of_threads: leave out what
+        threads do not hold (`multiplied`).
         """
-        nests = list(_nests(self.body))
-        read = {name for n in nests for name in n.reads}
+        nests, hidden = list(_nests(self.body)), self.multiplied(tile) if of_threads else frozenset[str]()
+        read = {name for n in nests for name in n.reads} - hidden
         spaces = [t.axes for t in self.body.inputs if t.name in read]
         for n in nests:
-            sides = split_product(n.body, frozenset(n.reduced), frozenset()) if n.reducer == SUM else None
-            of_sides = (
-                [] if sides is None else [sides.lhs.axes - sides.rhs.axes, sides.rhs.axes - sides.lhs.axes, n.reduced]
-            )
-            by_units = len(of_sides) == 3 and min(math.prod(map(tile, axes)) for axes in of_sides) >= WARP_ROWS
-            spaces += [tuple(s.axes) for s in (sides.lhs, sides.rhs)] if sides and by_units else [(*n.axes, *n.reduced)]
+            sides = _sides_of_units(n, tile)
+            spaces += [tuple(s.axes) for s in sides if not s.tensors <= hidden] if sides else [(*n.axes, *n.reduced)]
             spaces.append(n.axes)
         return max((math.prod(map(tile, space)) for space in spaces), default=1)
+
+    def multiplied(self, tile: Callable[[Axis], int]) -> frozenset[str]:
+        """The constants that only matrix units read: they find them in shared memory, trip after trip."""
+        found, others = set[str](), set[str]()
+        for n in _nests(self.body):
+            as_they_are = {x.tensor for s in _sides_of_units(n, tile) if isinstance(x := narrow(s), Read)}
+            found |= as_they_are
+            others |= n.reads - as_they_are
+        return frozenset(found & {t.name for t in self.constants} - others)
+
+
+def _sides_of_units(nest: Nest, tile: Callable[[Axis], int]) -> tuple[Expr, ...]:
+    """Returns the sides of a product that is large enough for matrix units; nothing for anything else. tile: as `largest`."""
+    sides = split_product(nest.body, frozenset(nest.reduced), frozenset()) if nest.reducer == SUM else None
+    if sides is None:
+        return ()
+    left, right = sides.lhs, sides.rhs
+    of_sides = left.axes - right.axes, right.axes - left.axes, nest.reduced
+    return (left, right) if min(math.prod(map(tile, axes)) for axes in of_sides) >= WARP_ROWS else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +355,8 @@ def layouts(recurrence: Recurrence, target: Target) -> Iterator[Layout]:
         seen.add(key)
         sizes = {a: grid.get(a) or target.padded(a.extent) for a in recurrence.axes}
         size = recurrence.largest(sizes.__getitem__)
+        of_threads = recurrence.largest(sizes.__getitem__, of_threads=True)
         for warps in (1, 2, 4, 8, 16):
             threads = WARP * warps
-            if (warps == 1 or threads <= size) and size <= _MOST_OF_A_THREAD * threads:
+            if (warps == 1 or threads <= size) and of_threads <= _MOST_OF_A_THREAD * threads:
                 yield Layout(key, warps)
