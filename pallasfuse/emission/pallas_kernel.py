@@ -98,7 +98,11 @@ class _PallasMachine:
         self, lookup: Lookup, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str
     ) -> Array:
         """The tile of a looked-up tensor: every dimension of the source has an index for each element, so the tile is in the order
-        of the result's axes whatever the order of the source's. What lies outside is neither read there nor in the table."""
+        of the result's axes whatever the order of the source's. What lies outside is neither read there nor in the table.
+
+        Positions in the table end at its last entry: it is read without a mask. Those in the source go on, hidden by a mask: Triton
+        loads neighbours at once where it sees that positions follow each other, and not behind a minimum.
+        """
         window = {a: windows[b] for a, b in zip(lookup.result.axes, indices, strict=True)}
         kept = [a for a in lookup.result.axes if window[a].size != 1]
         shape = tuple(window[a].size for a in kept)
@@ -113,15 +117,15 @@ class _PallasMachine:
             if own.overhangs:
                 inside = jnp.broadcast_to(at[axis] < axis.extent, shape)
                 mask = inside if mask is None else mask & inside
-                at[axis] = jnp.minimum(at[axis], axis.extent - 1)
+        in_table = {a: jnp.minimum(at[a], a.extent - 1) if own.overhangs else at[a] for a, own in window.items()}
         row: Array = 0
         if lookup.along is not None and lookup.blocks is not None:
-            along_rows = jnp.asarray(at[lookup.along], jnp.int32)
-            at[lookup.blocks], row = (
+            along_rows = jnp.asarray(in_table[lookup.along], jnp.int32)
+            in_table[lookup.blocks], row = (
                 f(along_rows, jnp.full_like(along_rows, lookup.block)) for f in (lax.div, lax.rem)
             )
         table = self.inputs[_table(lookup)]
-        entry = _compat.masked_load(table.at[tuple(at[a] for a in lookup.table.axes) or (zero,)], None)
+        entry = _compat.masked_load(table.at[tuple(in_table[a] for a in lookup.table.axes) or (zero,)], None)
         at[lookup.rows] = in_range(entry, lookup.count) * lookup.block + row
         source = self.inputs[_source(lookup)].at[tuple(at[a] for a in lookup.source.axes)]
         found = _compat.masked_load(source, mask, _EVICTION.get(again))

@@ -7,9 +7,39 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import execution
+from pallasfuse.emission import pallas_kernel
+from pallasfuse.jaxpr_frontend import called
 from pallasfuse.pipeline import make_plan
 from pallasfuse.targets import INTERPRET
 from tests.xla_backend.test_lookups import POOL, arguments, by_pages, heads_first
+
+
+def operations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in called(eqn):
+            yield from operations(body)
+
+
+def test_positions_behind_the_end_of_looked_up_rows_are_hidden_and_follow_each_other():
+    """No minimum keeps 128 positions in rows of 96: behind it, Triton would load one element at a time."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 96)), jnp.float32)
+    rows = jnp.asarray(np.random.default_rng(1).integers(0, 24, (6, 5)), jnp.int32)
+
+    def of_rows(x, rows):
+        return jax.nn.logsumexp(x.at[rows].get(mode="clip"), axis=-1)
+
+    options = pf.FuseOptions(target="triton", price=False, check=False, parts=1)
+    plan = pf.fuse(of_rows, options=options).explain(x, rows)
+    ((program,),) = [[p.program for p in k.phases] for k in plan.kernels]
+    ((lookup,), (wide,)) = program.lookups, [t for _, t in program.tiles if t > 96]
+    given = {lookup.source.name: x, lookup.table.name: rows}
+    traced = jax.make_jaxpr(lambda: pallas_kernel.call(program, given, interpret=True))()
+    least = [eqn for eqn in operations(traced.jaxpr) if eqn.primitive.name == "min"]
+    assert least  # entries and places in the table
+    assert not [eqn for eqn in least if wide in eqn.outvars[0].aval.shape]
+    (found,) = pallas_kernel.call(program, given, interpret=True).values()
+    np.testing.assert_allclose(np.asarray(found).reshape(6, 5), of_rows(x, rows), rtol=2e-6)
 
 
 def compare(function, *given, **options):
