@@ -326,19 +326,20 @@ class FusedFunction[**P, R]:
         device = device_of(concrete)
         one_device = device is not None
         timed = one_device and wanted(self._options)
-        plan = self._plan_of_call(args, kwargs, timed=timed, one_device=one_device)
+        plan = self._plan_of_call(args, kwargs, device)
         return plan or self.trace(*args, **kwargs).fuse(timed=timed, one_device=one_device).tile().plan, device
 
-    def _plan_of_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, one_device: bool
-    ) -> "Plan | None":
-        """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation."""
+    def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> "Plan | None":
+        """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation.
+
+        device: None where there are several.
+        """
         with IMPORTS:
             from pallasfuse.stages import target_at_hand
         call = self._call_of(args, kwargs)
         if call is None:
             return None
-        return call.plan(target_at_hand(None, self._options).judged(timed=timed, one_device=one_device))
+        return call.plan(call.judged(target_at_hand(None, self._options), device))
 
     def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
         """The equation that a call is traced to; None where it is more than one, or another."""

@@ -18,12 +18,12 @@ from typing import Any
 
 from pallasfuse.decisions import Placed
 from pallasfuse.executables import Function, Request, compiled
-from pallasfuse.forms import UNTIMED, as_written, in_another_form, in_faster_form
+from pallasfuse.forms import as_written, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.loop_failures import find_failing
 from pallasfuse.measure import BUDGET_S, compare, requests
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import primitives
+from pallasfuse.parts import untimed
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import OURS, XLA, Bench, Subject, revised
@@ -359,4 +359,4 @@ def _expected_us(kernel: Kernel) -> float:
 
 def _decided_by_kernels(bench: Bench, subject: Subject) -> bool:
     """Does the time of its kernels decide about a short one? Only where the clock decides about the whole call after it."""
-    return subject.within and not primitives(bench.plan.converted.jaxpr) & UNTIMED
+    return subject.within and not untimed(bench.plan.converted.jaxpr)

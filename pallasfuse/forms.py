@@ -12,15 +12,13 @@ from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
-from pallasfuse.parts import primitives, whole_key
+from pallasfuse.parts import untimed, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.search.found import Rewriting
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.verdicts import FORM, Verdict
 
-UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
-"""A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 _REWRITTEN = "rewritten"
 _CERTAIN = 2.0
 """A form that cannot be timed must be predicted to be so many times as fast."""
@@ -68,7 +66,7 @@ def _is_certain(rewritings: tuple[Rewriting, ...]) -> bool:
 
 def _verdict(form: Converted, rewritings: tuple[Rewriting, ...], device: Any, measure: bool) -> Verdict | None:
     assert form.whole is not None
-    unfit = sorted(primitives(form.whole) & UNTIMED)
+    unfit = untimed(form.whole)
     if unfit:
         reason = f"not measured: it has {', '.join(unfit)}"
         certain = _is_certain(rewritings)

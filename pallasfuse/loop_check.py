@@ -15,12 +15,11 @@ from pallasfuse.environment import environment
 from pallasfuse.executables import executables_of_task
 from pallasfuse.first_time import Later
 from pallasfuse.first_time import known as known_already
-from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.ir.boundary import Boundary
 from pallasfuse.isolation import apart
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
-from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_key
+from pallasfuse.parts import CHOICE, branches, primitives, untimed, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
@@ -74,7 +73,7 @@ def _ways(plan: Plan) -> list[str]:
 
 def why_untimed(plan: Plan) -> list[str]:
     """Names what a call has that is not run on drawn arguments."""
-    unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
+    unfit = untimed(plan.converted.jaxpr)
     has_choice = any(FUSED_CALL in primitives(branch) for branch in branches(plan.converted.jaxpr))
     return [*unfit, *([CHOICE] if has_choice else [])]
 
@@ -100,7 +99,7 @@ def timed_boundary(boundary: Boundary, program: Jaxpr, inside: Boundary | None) 
 
     program: that the loop is in. inside: the boundary of that, if it is a body itself; None where it is the whole call.
     """
-    is_open = primitives(program) & UNTIMED or any(True for _ in branches(program))
+    is_open = untimed(program) or any(True for _ in branches(program))
     return replace(boundary, timed=not is_open if inside is None else inside.timed)
 
 

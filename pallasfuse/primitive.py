@@ -32,6 +32,7 @@ from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import faster_as_planned, timed_boundary, why_untimed, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
+from pallasfuse.parts import untimed
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 from pallasfuse.targets import Target
@@ -161,11 +162,12 @@ class FusedCall:
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
     def judged(self, target: Target, device: Any) -> Target:
-        """Returns the target for a call on a device, where its kernels are timed if a check is wanted.
+        """Returns the target for a call on a device, where a clock decides if a check is wanted and can see the whole call.
 
         device: None where it is not at hand, or where there are several.
         """
-        return target.judged(timed=device is not None and wanted(self.options), one_device=device is not None)
+        is_timed = device is not None and wanted(self.options) and not untimed(self.jaxpr)
+        return target.judged(timed=is_timed, one_device=device is not None)
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""

@@ -2,7 +2,7 @@
 
 Should that be so, some of them are tried in groups. Those that were only nearly even alone are tried as well: what XLA runs beside
 them may gain. And where the price promises clearly more than the clock has found, so is what it alone would run. A call that no
-clock can see keeps the kernels that are faster alone by both, their own clock and the price.
+clock can see was planned as if nothing were timed, and keeps those of its kernels that are faster alone by their own clock, too.
 """
 
 import time
@@ -13,13 +13,12 @@ from itertools import chain
 from typing import Any
 
 from pallasfuse.decisions import Placed
-from pallasfuse.doubts import doubtful, may_leave
+from pallasfuse.doubts import doubtful
 from pallasfuse.executables import Request, is_shortage
-from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart, cores
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare
-from pallasfuse.parts import primitives, way_of_kernel, whole_key
+from pallasfuse.parts import untimed, way_of_kernel, whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record
 from pallasfuse.subjects import OURS, XLA, Bench, comparison, revised, unbound
@@ -59,10 +58,6 @@ def settled_as_a_whole(
     plan: as it was made. changes: what follows from what kernels take alone, by their names. as_planned: the names of those that
     ran as they are planned. verdicts: on the kernels. measures: False looks up what is known, and measures nothing.
     """
-    if may_leave(plan.options) and _untimed(plan) and not _is_one_kernel(plan):
-        # of what the clock found faster than what is planned, nobody knows the price here
-        doubts = {name: reason for name, reason in _doubts(plan).items() if name not in changes}
-        changes, verdicts = {**changes, **doubts}, [_told_of(v, doubts.get(v.subject)) for v in verdicts]
     lost = [v for v in verdicts if v.subject in changes and v.subject in as_planned and not v.kept]
     nearly = {v.subject for v in lost if v.ours_us is not None and v.speedup > 1 / _NEARLY_EVEN}
     with_nearly = {name: change for name, change in changes.items() if name not in nearly}
@@ -258,13 +253,6 @@ def _doubts(plan: Plan) -> dict[str, str]:
     return {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
 
 
-def _told_of(verdict: Verdict, doubt: str | None) -> Verdict:
-    """Returns the verdict on a kernel in a call that no clock sees: should its price leave a doubt, it is not used."""
-    if doubt is None or not verdict.kept:
-        return verdict
-    return replace(verdict, kept=False, reason=f"XLA's is used, as the whole call cannot be timed: {doubt}")
-
-
 def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, measures: bool) -> _Timed:
     """Returns the call of a plan with other kernels, if it is clearly faster than the best so far; else that, with a verdict on
     the other one. words: say what is different."""
@@ -312,17 +300,12 @@ def _compile_calls_ahead(bench: Bench, plans: Sequence[Plan]) -> None:
 
 def _is_measured(plan: Plan) -> bool:
     """Says whether the whole call of a plan is what decides about its kernels, and can be timed."""
-    return bool(plan.kernels) and not _is_one_kernel(plan) and not _untimed(plan)
-
-
-def _untimed(plan: Plan) -> list[str]:
-    """Lists the operations of a program for which its whole call is not run on drawn arguments."""
-    return sorted(primitives(plan.converted.jaxpr) & UNTIMED)
+    return bool(plan.kernels) and not _is_one_kernel(plan) and not untimed(plan.converted.jaxpr)
 
 
 def _whole(bench: Bench, plan: Plan, measures: bool) -> _Timed | None:
     """Compares the whole call with its kernels to the same without any; None where nothing is known."""
-    unfit = _untimed(plan)
+    unfit = untimed(plan.converted.jaxpr)
     if unfit:
         reason = f"not measured: it has {', '.join(unfit)}"
         return _Timed(plan, Verdict(WHOLE_CALL, True, reason)) if measures else None

@@ -25,7 +25,6 @@ from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.executables import Function, executables_of_task, is_shortage
 from pallasfuse.first_time import IMPORTS, Later
-from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import flatten, fused_calls
@@ -33,7 +32,7 @@ from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.lost_in_bodies import OF_KERNELS, bodies_left, lost_in_bodies, that_kernels_have
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
-from pallasfuse.parts import CHOICE, branches, primitives, whole_key
+from pallasfuse.parts import CHOICE, branches, primitives, untimed, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
@@ -291,7 +290,7 @@ def fastest(
     """
     if not ways:
         return None, None
-    unfit = sorted(primitives(jaxpr) & UNTIMED)
+    unfit = untimed(jaxpr)
     chosen = Counter(map(whole_key, branches(jaxpr)))
     # the program's own choices stay as they are; those that a form adds are between ways to compute one operation
     ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) >= chosen}
