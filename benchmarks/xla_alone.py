@@ -9,6 +9,7 @@ Kinds of programs:
 - `outer`: largest sums of a pair of values, a[kept, reduced] + b[reduced, columns]: nothing of the space lies in memory.
 - `rows`: the same where the reduced axis is the last one of both operands.
 - `products`: matrix products of [m, k] and [k, n], in either order each, of sizes that are and that are not multiples of eight.
+- `small products`: those of few hundred rows, or of few columns, as small networks have them.
 - `maps`: sums of one to eight arrays, of few to many elements; operands that lack axes; arrays whose halves meet.
 - `chains`: several operations on each element, one after the other: of floats and of integers, with and without choices.
 - `functions`: one function of each element, six times.
@@ -83,7 +84,7 @@ def reductions(kind: str, elements: int) -> Iterator[Case]:
             yield Case(f"{kind} {kept} {reduced} {columns} {dtype}", REDUCTIONS[kind], structs)
 
 
-def product(left: str, right: str, dtype: str, sizes: dict[str, int]) -> Case:
+def product(left: str, right: str, dtype: str, sizes: dict[str, int], kind: str = "products") -> Case:
     """A product of operands whose dimensions are m, n and the summed k, in the given orders."""
     wide = jnp.int32 if dtype.startswith("int") else jnp.float32
     numbers = (((left.index("k"),), (right.index("k"),)), ((), ()))
@@ -93,7 +94,7 @@ def product(left: str, right: str, dtype: str, sizes: dict[str, int]) -> Case:
         return found if dtype.startswith("int") else found.astype(dtype)
 
     structs = tuple(jax.ShapeDtypeStruct([sizes[a] for a in order], dtype) for order in (left, right))
-    return Case(f"products {left} {right} {' '.join(str(sizes[a]) for a in 'mkn')} {dtype}", multiply, structs)
+    return Case(f"{kind} {left} {right} {' '.join(str(sizes[a]) for a in 'mkn')} {dtype}", multiply, structs)
 
 
 def products(platform: str) -> Iterator[Case]:
@@ -106,6 +107,13 @@ def products(platform: str) -> Iterator[Case]:
     for m, k, n in BYTES if platform == "gpu" else BYTES[3:4]:
         yield from (product("mk", right, "int8", {"m": m, "k": k, "n": n}) for right in ("kn", "nk"))
     yield product("mk", "kn", "int32", {"m": 333, "k": 1000, "n": 1500})
+
+
+def small_products(platform: str) -> Iterator[Case]:
+    """Yields products of [m, k] and [k, n] that give the device little to do, of sizes that are and are not multiples of eight."""
+    rows, columns, terms = (64, 256, 768, 4096), (16, 51, 128, 512), (64, 512, 2048)
+    for dtype, m, n, k in itertools.product(("float32", "bfloat16"), rows, columns, terms):
+        yield product("mk", "kn", dtype, {"m": m // SHORTER[platform], "n": n, "k": k}, "small products")
 
 
 def maps(platform: str) -> Iterator[Case]:
@@ -435,7 +443,8 @@ def joins(platform: str) -> Iterator[Case]:
 
 
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
-    "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
+    "products": products, "small products": small_products, "maps": maps, "chains": chains, "functions": functions,
+    "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
     "products with ends": products_with_ends, "convolutions": convolutions, "vectors": vectors,
     "one query": one_query, "systems": systems, "films": films,

@@ -79,6 +79,12 @@ def copy_of_operand(copy: Copy, p: LibraryProduct, device: Device) -> Price:
     return price + Price(us, (Term("turned bytes", copy.moved_bytes / 2, "", us),))
 
 
+_BY_TILE, _BY_TILE_OF_FLOATS = (1.0, 0.85, 0.6), (1.0, 0.5, 0.4)
+"""The shares of its rate that a library reaches by tiles of at least 128 x 128, of at least 64 x 128, and by smaller ones; and those
+of float32 that is rounded to tf32. (139 products of float32 on an H100 and an H200, `xla_alone.py` products, those with ends and
+small ones: priced at 0.85 of what they take by the shares of other types, at 0.93 by their own.)"""
+_STEP_BYTES, _STEP_US = 128, 0.04
+"""The terms of a sum that a block takes at a time, in bytes of a row, and the time that each waits for the one before."""
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
 _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -129,14 +135,15 @@ def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
     shares = _shares_of_sum(p, device)
-    best = tiled_us(
-        p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS,
-        [shares] if shares > 1 else shares_of(p.summed), ended=p.read_at_end is not None,
-    )  # fmt: skip
     of_floats = p.operand_dtype == "float32" and not p.precise
     unaligned = of_floats and p.batch == 1 and p.columns > _ONE_TILE and p.columns * _size(p) % 16
     of_result = _UNALIGNED_RESULT if unaligned else 1.0
-    return best / min(of_result, *(_share_by_row(row, p) for row in _rows(p)))
+    return tiled_us(
+        p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS,
+        [shares] if shares > 1 else shares_of(p.summed), ended=p.read_at_end is not None,
+        reached=min(of_result, *(_share_by_row(row, p) for row in _rows(p))),
+        by_tile=_BY_TILE_OF_FLOATS if of_floats else _BY_TILE,
+    )  # fmt: skip
 
 
 def _shares_of_sum(p: LibraryProduct, device: Device) -> int:
@@ -189,14 +196,15 @@ def shares_of(summed: float, most: int = _SHARES[-1]) -> list[int]:
 
 def tiled_us(
     batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
-    tiles: Sequence[tuple[int, int]], together: float, all_shares: Sequence[int], ended: bool = False,
+    tiles: Sequence[tuple[int, int]], together: float, all_shares: Sequence[int], ended: bool = False, reached: float = 1.0,
+    by_tile: tuple[float, float, float] = _BY_TILE,
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
     size: the bytes of an element of the operands, and about of what a block stores. rate: the operations in a microsecond of all
     matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. all_shares: the numbers of
     blocks among which the sum may be split. ended: its results are computed further; where warps
-    add the shares, by one kernel more.
+    add the shares, by one kernel more. reached: the share of the rate of multiplying that is reached; by_tile: as `_BY_TILE`.
     """
     best = math.inf
     for high, wide in tiles:
@@ -205,14 +213,14 @@ def tiled_us(
                 blocks = batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
                 rounds = math.ceil(blocks / device.multiprocessors)
                 tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)
-                efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
+                efficiency = by_tile[0 if tile >= 128 * 128 else 1 if tile >= 64 * 128 else 2]
                 steps = summed / shares
                 busy = 2.0 * tile * steps / (rate / device.multiprocessors * efficiency)
                 feed = steps * (a + b) * size / (1e3 * together * device.cache_gb_s / device.multiprocessors)
                 stored = a * b * size / (1e3 * device.cache_gb_s / device.multiprocessors)
-                chain = device.latency_us + steps / 64 * 0.04 + stored
+                chain = device.latency_us + steps * size / _STEP_BYTES * _STEP_US + stored
                 sums = 4.0 * batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
                 split += launch(device).us if ended and shares >= WARP else 0.0
-                best = min(best, rounds * max(busy, feed) + chain + split)
+                best = min(best, rounds * max(busy, feed) / reached + chain + split)
     return best
