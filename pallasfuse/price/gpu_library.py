@@ -83,8 +83,8 @@ _BY_TILE, _BY_TILE_OF_FLOATS = (1.0, 0.85, 0.6), (1.0, 0.5, 0.4)
 """The shares of its rate that a library reaches by tiles of at least 128 x 128, of at least 64 x 128, and by smaller ones; and
 those of float32 that is rounded to tf32.
 
-(139 products of float32 on an H100 and an H200, `xla_alone.py` products, those with ends and small ones: priced at 0.85 of what they
-take by the shares of other types, at 0.93 by their own.)
+(139 products of float32 on an H100 and an H200, `xla_alone.py` products, those with ends and small ones: priced at 0.85 of what
+they take by the shares of other types, at 0.93 by their own.)
 """
 _STEP_BYTES, _STEP_US = 128, 0.04
 """The terms of a sum that a block takes at a time, in bytes of a row, and the time that each waits for the one before."""
