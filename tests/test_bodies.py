@@ -270,11 +270,11 @@ def test_a_loop_of_few_trips_stores_nothing_for_kernels_alone(trips, has_kernels
     def steps(x, table, places):
         def step(c, _):
             bias = table[places]  # as large as the scores, of 64 numbers
-            return jax.nn.softmax(c @ c.T * 0.1 + bias, -1) @ c, None
+            return jax.nn.softmax(c @ c.T * 0.1 + bias, -1).astype(c.dtype) @ c, None
 
         return jax.lax.scan(step, x, length=trips)[0]
 
-    shapes = ((2048, 64), "float32"), ((64,), "float32"), ((2048, 2048), "int8")
+    shapes = ((3072, 64), "bfloat16"), ((64,), "float32"), ((3072, 3072), "int8")
     plan = pf.fuse(steps, options=FuseOptions(price=True)).explain(
         *(jax.ShapeDtypeStruct(*s) for s in shapes), target="triton"
     )

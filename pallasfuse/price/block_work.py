@@ -35,7 +35,7 @@ from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_
 from pallasfuse.price.xla_library import FEWEST, takes_all
 from pallasfuse.resources.padded_rows import padded_rows
 from pallasfuse.resources.thread_layouts import VECTOR_BYTES, exchange, run_of, vector_of
-from pallasfuse.resources.triton_view import LEAST_COPY_BITS
+from pallasfuse.resources.triton_view import LEAST_COPY_BITS, WARP_ROWS
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -290,7 +290,7 @@ class _Walk:
                 self.loop(step, times, sizes, (*path, place))
                 continue
             if self.of_products or isinstance(step.statement, Contract):
-                self.of_products |= _made_of(step.statement, self.of_products)
+                self.of_products |= _made_of(step.statement, self.of_products, sizes)
             if isinstance(step.statement, Load | Let | Reduce | Contract | Get):
                 self.define(step.statement.name, step.reads)
             if isinstance(step.statement, Let) and not step.statement.value.tensors.isdisjoint(self.as_loaded):
@@ -492,9 +492,9 @@ class _Walk:
         return sum(a.bytes for a in self.work.accesses if a.loop == loop and not a.is_store)
 
 
-def _made_of(s: Statement, of_products: frozenset[str]) -> frozenset[str]:
-    """The name of a statement's value, if it is a matrix product or computed from one."""
+def _made_of(s: Statement, of_products: frozenset[str], sizes: _Sizes) -> frozenset[str]:
+    """The name of a statement's value, if it is a product of matrix units or computed from one."""
     if isinstance(s, Contract):
-        return frozenset((s.name,))
-    made = isinstance(s, Let | Reduce) and not s.value.tensors.isdisjoint(of_products)
-    return frozenset((s.name,)) if made and isinstance(s, Let | Reduce) else frozenset()
+        sides = s.lhs.axes - s.rhs.axes, s.rhs.axes - s.lhs.axes, frozenset(s.over)
+        return frozenset((s.name,) if min(map(sizes.volume, sides)) >= WARP_ROWS else ())
+    return frozenset((s.name,) if isinstance(s, Let | Reduce) and not s.value.tensors.isdisjoint(of_products) else ())
