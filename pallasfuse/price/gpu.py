@@ -448,7 +448,7 @@ def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
 def _occupancy(
     programs: Sequence[TileProgram], work: BlockWork, device: Device, emission: Emission, held: Resources | None
 ) -> int:
-    if held is not None and work.products:
+    if held is not None and _by_matrix_units(work, emission):
         return max(1, held.resident_blocks(device.shared_memory_bytes))
     if programs[0].persistent:
         return 1
