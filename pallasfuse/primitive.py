@@ -74,6 +74,8 @@ class FusedCall:
     """The boundary of the program, where it is the body of a loop."""
     is_body: bool = False
     """It is the body of a loop or a branch: the call around it decides how its own loops run."""
+    is_seen: bool = True
+    """A clock may see the call around it as a whole, if it is such a body."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -144,7 +146,8 @@ class FusedCall:
 
             def planned(form: BodyForm) -> tuple[FusedCall, Plan]:
                 bound = timed_boundary(form.boundary, program, self.boundary if self.is_body else None)
-                made = FusedCall(form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=bound, is_body=True)
+                made = FusedCall(form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=bound, is_body=True,
+                                 is_seen=self.is_seen and not untimed(self.jaxpr))  # fmt: skip
                 call = self.bodies.setdefault((number, written_out, form.by_number), made)
                 return call, call.plan(target)
 
@@ -162,11 +165,11 @@ class FusedCall:
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
     def judged(self, target: Target, device: Any) -> Target:
-        """Returns the target for a call on a device, where a clock decides if a check is wanted and can see the whole call.
+        """Returns the target for a call on a device: timed if a check is wanted, and a clock can see the whole call.
 
         device: None where it is not at hand, or where there are several.
         """
-        is_timed = device is not None and wanted(self.options) and not untimed(self.jaxpr)
+        is_timed = device is not None and wanted(self.options) and self.is_seen and not untimed(self.jaxpr)
         return target.judged(timed=is_timed, one_device=device is not None)
 
     def plan_on(self, target: Target, device: Any) -> Plan:
@@ -265,7 +268,7 @@ class FusedCall:
             return self.forms.setdefault(best, call), verdict
 
     def _settled_as_it_is(self, target: Target, device: Any, *, measure: bool) -> Plan:
-        """As `settled`, with loops as they stand in the program."""
+        """As `settled`, with loops as they stand in the program; where no clock sees the call, as their prices say."""
         judged = self.judged(target, device)
 
         def settle(left: frozenset[int]) -> Plan:

@@ -59,7 +59,7 @@ class Target:
     runs_trees: bool = False
     """Its kernels can have any loops: it runs schedules that are trees."""
     timed: bool = False
-    """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
+    """A clock sees what its kernels make of the whole program (`check.py`): a price may be wrong without harm."""
     one_device: bool = True
     """The program runs on one device as a whole: nothing that a product sums is shared out."""
     unsupported_ops: frozenset[str] = frozenset()

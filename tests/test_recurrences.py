@@ -87,6 +87,21 @@ def test_matrices_that_only_products_read_take_shared_memory_and_no_registers(wi
         assert found.kernel.warps < 16  # no more than the state needs
 
 
+def test_matrices_are_read_by_matrix_units_alone_in_products_of_each_head_too():
+    def apart(w, x):
+        return jax.lax.scan(lambda s, _: (jnp.tanh(s @ w), None), x, length=32)[0]
+
+    def and_by_threads(w, x):
+        return jax.lax.scan(lambda s, _: (jnp.tanh(s @ w) + jnp.max(w * jnp.mean(s)), None), x, length=32)[0]
+
+    heads, matrix = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 32, 32), (32, 32)))
+    of_heads, of_both = (
+        recurrence_of(loop_of(f, *args)[1])[0] for f, args in ((apart, [heads] * 2), (and_by_threads, [matrix] * 2))
+    )
+    assert len(of_heads.multiplied(lambda axis: 1 if axis.extent == 64 else 16)) == 1
+    assert not of_both.multiplied(lambda axis: 32)
+
+
 @pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", FEW)
 def test_a_kernel_computes_what_its_loop_does(name):

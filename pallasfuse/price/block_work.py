@@ -34,8 +34,8 @@ from pallasfuse.price.operations import Instructions, Operations, executed, new_
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
 from pallasfuse.resources.padded_rows import padded_rows
-from pallasfuse.resources.thread_layouts import VECTOR_BYTES, exchange, run_of, vector_of
-from pallasfuse.resources.triton_view import LEAST_COPY_BITS, WARP_ROWS
+from pallasfuse.resources.thread_layouts import LANES, VECTOR_BYTES, exchange, run_of, vector_of
+from pallasfuse.resources.triton_view import LEAST_COPY_BITS, for_matrix_units
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -432,11 +432,12 @@ class _Walk:
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
         if not step.instructions:
             return
+        least = LANES * self.work.warps if self.spreads else 1
 
         def held(axes: frozenset[Axis]) -> float:
-            return sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)
+            return max(least, sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0))
 
-        self.work.operations += executed(step.instructions, held if self.copies else sizes.volume).times(times)
+        self.work.operations += executed(step.instructions, held).times(times)
 
     def exchange(self, axes: frozenset[Axis], over: frozenset[Axis], times: float, sizes: _Sizes) -> None:
         """Note what threads exchange for a reduction. Its tile lies as it was loaded, or in the order of the program's axes."""
@@ -495,6 +496,5 @@ class _Walk:
 def _made_of(s: Statement, of_products: frozenset[str], sizes: _Sizes) -> frozenset[str]:
     """The name of a statement's value, if it is a product of matrix units or computed from one."""
     if isinstance(s, Contract):
-        sides = s.lhs.axes - s.rhs.axes, s.rhs.axes - s.lhs.axes, frozenset(s.over)
-        return frozenset((s.name,) if min(map(sizes.volume, sides)) >= WARP_ROWS else ())
+        return frozenset((s.name,) if for_matrix_units(s.lhs.axes, s.rhs.axes, frozenset(s.over), sizes.volume) else ())
     return frozenset((s.name,) if isinstance(s, Let | Reduce) and not s.value.tensors.isdisjoint(of_products) else ())

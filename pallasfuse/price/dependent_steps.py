@@ -6,29 +6,28 @@ chain of operations in a trip is then what it takes at least, however few they a
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.statements import Contract, Let, Load, Loop, Reduce, Statement, expressions, tile_name
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.tile_program import Carry, TileProgram
 from pallasfuse.price.operations import of_node
 from pallasfuse.resources.thread_layouts import LANES, shares
+from pallasfuse.resources.triton_view import WARP_ROWS, for_matrix_units
 
 _SIMPLE, _SPECIAL, _SHUFFLE, _BARRIER, _MULTIPLY = 4.0, 20.0, 24.0, 40.0, 32.0
 """Clocks from an instruction to one that needs its result: of a vector unit, of the special-function unit, a value of another lane,
 values of other warps by shared memory, and 16 terms of a sum of products in a matrix unit.
 
-They are of the order that microbenchmarks of such devices report, and hardly fitted: of 1013 layouts of 91 loops' kernels (H200)
-82% took half to twice their price, and the layouts that it chooses 1.11 times as long as the fastest of their kernel (geometric
-mean; 1.14 where nothing is exchanged but what reductions need). With any of these a quarter or half longer it is 1.10 to 1.13.
+They are of the order that microbenchmarks of such devices report, and hardly fitted: 1013 layouts of 91 loops' kernels were timed
+on an H200. 84% took half to twice their price, and those that it chooses 1.10 times as long as the fastest of their kernel
+(geometric mean; `docs/results.md`).
 """
 _BARRIER_OF_WARP = 4.0
 """More clocks for the values of other warps, for each warp that a block has: all of them pass its barrier."""
 _SPECIAL_AGAIN = 8.0
 """Clocks between two instructions of a warp for the special-function unit: four lanes at a time have one."""
-_LEAST_MULTIPLIED = 16
-"""The rows, columns and terms from which a product is one of matrix units: the sides of their smallest tiles in Triton."""
 
 
 def is_recurrent(program: TileProgram) -> bool:
@@ -49,7 +48,9 @@ def clocks_of_trip(program: TileProgram, load_clocks: float) -> float:
     """
     order = {axis: n for n, (axis, _) in enumerate(program.tiles)}
     chains = (
-        _Chain({**dict(program.tiles), loop.axis: segment.tile}, order, program.warps, load_clocks).of(segment.body)
+        _Chain({**dict(program.tiles), loop.axis: segment.tile}, order, program.warps, load_clocks).of(
+            segment.body, loop.carries
+        )
         for loop in program.body
         if isinstance(loop, Loop)
         for segment in loop.segments
@@ -57,8 +58,17 @@ def clocks_of_trip(program: TileProgram, load_clocks: float) -> float:
     return max(chains, default=0.0)
 
 
-type _Spread = frozenset[Axis]
-"""The axes of the tile by whose elements a value is spread over the threads: for a reduction's result, those of what it reduces."""
+type _Spread = frozenset[Axis] | None
+"""The axes of the tile by whose elements a value is spread over the threads: for a reduction's result, those of what it reduces.
+None: as whatever reads it is spread, since it is loaded or computed from what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value that a trip computes: the clock at which it is there, and how it is spread."""
+
+    clock: float = 0.0
+    spread: _Spread = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +79,28 @@ class _Chain:
     order: Mapping[Axis, int]
     warps: int
     load_clocks: float
-    spreads: dict[str, _Spread] = field(default_factory=dict)
-    """How the trip's own results are spread; loaded tiles and what the trip begins with are spread by their own axes."""
 
-    def of(self, body: Sequence[Statement]) -> float:
+    def of(self, body: Sequence[Statement], carries: Sequence[Carry]) -> float:
         """Returns the clock at which the last value is there."""
-        ready: dict[str, float] = {}
+        known = {c.name: _Value(0.0, self._wide(c.axes)) for c in carries}
         for s in body:
-            found = [self._value(e, ready) for e in expressions(s)]
+            found = [self._value(e, known) for e in expressions(s)]
             name = tile_name(s)
             if name is not None:
-                ready[name] = max((clock for clock, _ in found), default=0.0) + self._own_clocks(s)
-                if isinstance(s, Reduce):
-                    self.spreads[name] = self._wide(s.value.axes)
-                elif isinstance(s, Let) and not s.renamed:
-                    self.spreads[name] = found[0][1]
-        return max(ready.values(), default=0.0)
+                begun = max((value.clock for value in found), default=0.0)
+                known[name] = _Value(begun + self._own_clocks(s), self._spread_of(s, found))
+        return max((value.clock for value in known.values()), default=0.0)
+
+    def _spread_of(self, s: Statement, found: Sequence[_Value]) -> _Spread:
+        """Returns how the result of a statement is spread. found: its expressions."""
+        match s:
+            case Reduce(value=value):
+                return self._wide(value.axes)
+            case Contract(lhs=left, rhs=right, axes=axes):
+                return self._wide(axes if self._by_matrix_units(s) else left.axes | right.axes)
+            case Let(renamed=()):
+                return found[0].spread
+        return None
 
     def _own_clocks(self, s: Statement) -> float:
         """Returns the clocks of a statement beside those of its expressions."""
@@ -113,28 +129,35 @@ class _Chain:
     def _size(self, axes: Iterable[Axis]) -> int:
         return math.prod(self.tiles.get(a, 1) for a in axes)
 
-    def _value(self, root: Expr, ready: Mapping[str, float]) -> tuple[float, _Spread]:
-        """Returns the clock at which an expression is computed, and how it is spread. Elements of one thread do not wait for each
-        other. Operands that are spread in other ways are exchanged between the threads first."""
-        at: dict[Expr, float] = {}
-        spread: dict[Expr, _Spread] = {}
+    def _value(self, root: Expr, known: Mapping[str, _Value]) -> _Value:
+        """Returns what an expression is. Elements of one thread do not wait for each other. Operands that are spread in another way
+        are exchanged between the threads first."""
+        values: dict[Expr, _Value] = {}
         for node in postorder(root):
-            at[node], spread[node] = 0.0, self._wide(node.axes)
+            values[node] = _Value()
             if isinstance(node, Read):
-                at[node] = ready.get(node.tensor, 0.0)
-                spread[node] = self.spreads.get(node.tensor, spread[node])
+                values[node] = known.get(node.tensor, values[node])
             elif isinstance(node, Apply):
-                alike = {spread[a] for a in node.args if self._wide(a.axes) == spread[node]}
-                spread[node] = alike.pop() if len(alike) == 1 else spread[node]
+                operands = {a: values[a] for a in node.args}
+                spread = self._joined_spread(node, operands)
                 own, each = self._elements(node.axes), of_node(node)
-                begun = max((at[a] + self._moved(a, spread[a], spread[node]) for a in node.args), default=0.0)
+                begun = max((v.clock + self._moved(a, v.spread, spread) for a, v in operands.items()), default=0.0)
                 special = (each.special + each.converted) * max(_SPECIAL, _SPECIAL_AGAIN * own)
-                at[node] = begun + each.in_full * max(_SIMPLE, own) + special
-        return at[root], spread[root]
+                values[node] = _Value(begun + each.in_full * max(_SIMPLE, own) + special, spread)
+        return values[root]
+
+    def _joined_spread(self, node: Expr, operands: Mapping[Expr, _Value]) -> _Spread:
+        """Returns how the result of an operation is spread: as the operands of its shape are, if all of these are spread alike."""
+        wide = self._wide(node.axes)
+        spreads = {a: v.spread for a, v in operands.items() if v.spread is not None and self._wide(a.axes)}
+        alike = {spread for a, spread in spreads.items() if self._wide(a.axes) == wide}
+        if len(alike) == 1:
+            return alike.pop()
+        return wide if spreads else None
 
     def _moved(self, value: Expr, before: _Spread, now: _Spread) -> float:
         """Returns the clocks until a value is spread in another way. Every thread has what is only one number."""
-        if before == now or not self._wide(value.axes):
+        if before in (None, now) or not self._wide(value.axes):
             return 0.0
         return self._exchange_clocks() + _SIMPLE * self._elements(value.axes)
 
@@ -151,11 +174,13 @@ class _Chain:
             del left[number]
         return clocks
 
+    def _by_matrix_units(self, product: Contract) -> bool:
+        return for_matrix_units(product.lhs.axes, product.rhs.axes, frozenset(product.over), self._size)
+
     def _multiplied(self, product: Contract) -> float:
         """Returns the clocks of a product: of small ones by vector units, terms being added up like those of a reduction."""
         left, right, over = product.lhs.axes, product.rhs.axes, frozenset(product.over)
-        rows, columns, terms = map(self._size, (left - right, right - left, over))
-        if min(rows, columns, terms) < _LEAST_MULTIPLIED:
+        if not self._by_matrix_units(product):
             return self._reduced(left | right, over) + _SIMPLE * self._elements(left | right)
-        of_warp = max(1.0, rows * columns / (_LEAST_MULTIPLIED * LANES * self.warps))
-        return 2 * self._exchange_clocks() + terms / _LEAST_MULTIPLIED * _MULTIPLY * of_warp
+        of_warp = max(1.0, self._size(left - right) * self._size(right - left) / (WARP_ROWS * LANES * self.warps))
+        return 2 * self._exchange_clocks() + self._size(over) / WARP_ROWS * _MULTIPLY * of_warp

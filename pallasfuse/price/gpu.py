@@ -459,7 +459,7 @@ def _occupancy(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
     )
     by_shared = int(device.shared_memory_bytes // shared) if shared else _BLOCKS
-    by_registers = _BLOCKS if held is None else held.likely_blocks  # their bound is too careful without products
+    by_registers = _BLOCKS if held is None else held.likely_blocks  # the bound on registers is too careful here
     return max(1, min(THREADS // threads, by_shared, by_registers, _BLOCKS))
 
 

@@ -206,8 +206,8 @@ def tiled_us(
 
     size: the bytes of an element of the operands, and about of what a block stores. rate: the operations in a microsecond of all
     matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. all_shares: the numbers of
-    blocks among which the sum may be split. ended: its results are computed further; where warps
-    add the shares, by one kernel more. reached: the share of the rate of multiplying that is reached; by_tile: as `_BY_TILE`.
+    blocks among which the sum may be split. ended: its results are computed further; where warps add the shares, by one kernel
+    more. reached: the share that is reached of the rates at which blocks multiply and take their operands. by_tile: as `_BY_TILE`.
     """
     best = math.inf
     for high, wide in tiles:

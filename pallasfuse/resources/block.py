@@ -62,7 +62,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The shared memory, threads and registers that one block takes: never less than the compiler reports."""
+    """The shared memory, threads and registers that one block takes: never less than the compiler reports, but for estimates."""
 
     shared_bytes: int
     threads: int

@@ -1,6 +1,6 @@
 """A tile program as Triton's compiler sees it: statements in a row, products on matrix units, and what a loop copies ahead."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -36,6 +36,16 @@ COPY_BYTES = 16
 """The most that a thread loads, stores or copies at once."""
 LEAST_COPY_BITS = 32
 """An asynchronous copy moves at least so many neighbouring bits."""
+
+
+def for_matrix_units(
+    left: frozenset[Axis], right: frozenset[Axis], over: frozenset[Axis], size: Callable[[frozenset[Axis]], float]
+) -> bool:
+    """Is a product large enough for matrix units: the rows and columns of its sides alone, and the terms that it sums `over`?
+
+    size: of a tile along axes. A smaller product is multiplied and summed by vector units.
+    """
+    return min(map(size, (left - right, right - left, over))) >= WARP_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from pallasfuse.ir.statements import ZERO, Carry, Let, Load, Loop, Segment, Stor
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram, verify
 from pallasfuse.resources.block import WARP
-from pallasfuse.resources.triton_view import WARP_ROWS
+from pallasfuse.resources.triton_view import WARP_ROWS, for_matrix_units
 from pallasfuse.targets import Target, power_of_two
 from pallasfuse.tiling.arithmetic import rewrite_for
 from pallasfuse.tiling.products import narrow, split_product
@@ -80,12 +80,13 @@ class Recurrence:
 
 def _sides_of_units(nest: Nest, tile: Callable[[Axis], int]) -> tuple[Expr, ...]:
     """Returns the sides of a product that is large enough for matrix units; nothing for anything else. tile: as `largest`."""
-    sides = split_product(nest.body, frozenset(nest.reduced), frozenset()) if nest.reducer == SUM else None
+    over, single = frozenset(nest.reduced), frozenset(a for a in nest.axes if tile(a) == 1)
+    sides = split_product(nest.body, over, single) if nest.reducer == SUM else None
     if sides is None:
         return ()
     left, right = sides.lhs, sides.rhs
-    of_sides = left.axes - right.axes, right.axes - left.axes, nest.reduced
-    return (left, right) if min(math.prod(map(tile, axes)) for axes in of_sides) >= WARP_ROWS else ()
+    is_large = for_matrix_units(left.axes, right.axes, over, lambda axes: math.prod(map(tile, axes)))
+    return (left, right) if is_large else ()
 
 
 @dataclass(frozen=True, slots=True)

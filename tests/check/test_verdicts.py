@@ -1,5 +1,6 @@
 """The check of kernels and of whole calls, with times that are made up: what wins is kept, and remembered."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -421,6 +422,56 @@ def test_a_loop_that_may_not_end_is_not_run(clock):
     fused = pf.fuse(function)
     same(fused(X), function(X))
     assert len(compared.compared) == 1  # the kernel, not the call
+
+
+def until_small(x):
+    return lax.while_loop(lambda c: jnp.any(c > 1e-9), lambda c: c / 2, x)
+
+
+@jax.custom_vjp
+def halved(x):
+    return until_small(x)
+
+
+halved.defvjp(lambda x: (halved(x), None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.jit(until_small)(softmax(x)),
+        lambda x: lax.scan(lambda c, _: (until_small(softmax(c)), None), x, length=3)[0],
+        lambda x: lax.cond(x[0, 0] > 0, until_small, softmax, x),
+        lambda x: halved(softmax(x)),
+        lambda x: pf.fuse(lambda y: until_small(softmax(y)))(x) + 1.0,
+    ],
+    ids=["jit", "scan", "cond", "custom_vjp", "fuse"],
+)
+def test_no_clock_sees_what_has_a_loop_of_unknown_length_anywhere(function):
+    plan, _ = pf.fuse(function).planned(X)
+    assert not plan.target.timed
+    assert pf.fuse(lambda x: lax.fori_loop(0, 3, lambda _, c: softmax(c), x)).planned(X)[0].target.timed
+
+
+def test_bodies_of_a_loop_of_unknown_length_run_as_they_are_planned(clock):
+    """The second kernel is not predicted to be faster by more than the error of prices, and no clock sees the whole."""
+    clock(*[2.0] * 4)
+
+    def body(c):
+        x, y, number = c
+        scores = y @ y.T * 0.1
+        scores = jnp.where(jnp.arange(len(y))[:, None] >= jnp.arange(len(y)), scores, -jnp.inf)
+        return jax.nn.softmax(x @ x.T * 0.1, -1) @ x, jax.nn.softmax(scores, -1) @ y, number + 1
+
+    def steps(x, y):
+        return lax.while_loop(lambda c: c[-1] < 3, body, (x, y, 0))[:-1]
+
+    given = jnp.ones((1024, 64)), jnp.ones((4096, 32))
+    fused = pf.fuse(steps, options=pf.FuseOptions(price=True))
+    text = fused.lower(*given).as_text(debug_info=True)
+    planned = {k.name for body in fused.explain(*given).bodies for k in body.plan.kernels}
+    assert planned
+    assert planned == set(re.findall(r"fused(?:_t[0-9]+)+", text))
 
 
 def test_a_call_that_no_clock_sees_is_planned_as_if_nothing_were_timed(clock):

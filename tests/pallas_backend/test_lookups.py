@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Literal
 
 import pallasfuse as pf
 from pallasfuse import execution
@@ -36,8 +37,9 @@ def test_positions_behind_the_end_of_looked_up_rows_are_hidden_and_follow_each_o
     given = {lookup.source.name: x, lookup.table.name: rows}
     traced = jax.make_jaxpr(lambda: pallas_kernel.call(program, given, interpret=True))()
     least = [eqn for eqn in operations(traced.jaxpr) if eqn.primitive.name == "min"]
-    assert least  # entries and places in the table
     assert not [eqn for eqn in least if wide in eqn.outvars[0].aval.shape]
+    ends = sorted(int(x.val) for eqn in least for x in eqn.invars if isinstance(x, Literal))
+    assert ends == [rows.shape[1] - 1, x.shape[0] - 1]  # the last place of a row of the table, and its largest entry
     (found,) = pallas_kernel.call(program, given, interpret=True).values()
     np.testing.assert_allclose(np.asarray(found).reshape(6, 5), of_rows(x, rows), rtol=2e-6)
 

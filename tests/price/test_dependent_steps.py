@@ -77,7 +77,7 @@ def test_a_sum_of_each_row_is_exchanged_before_it_meets_what_is_spread_in_anothe
         def step(s, _):
             sums = jnp.sum(s[0], axis=1)
             if meets == "sums":
-                sums = sums + s[1]
+                sums = jnp.tanh(sums) + s[1]
             return (s[0] - 0.1 * sums[:, None], s[1] * 0.5), None
 
         return lax.scan(step, (x, x[:, 0]), length=64)[0]
@@ -92,6 +92,34 @@ def test_a_sum_of_each_row_is_exchanged_before_it_meets_what_is_spread_in_anothe
     )
     assert four["sums"] > four["rows"] + 40  # the sums of a tile's rows go back to rows as they are
     assert sixteen["sums"] - sixteen["rows"] > four["sums"] - four["rows"]  # a barrier waits for every warp
+
+
+def test_what_is_loaded_or_is_one_number_is_held_as_its_reader_wants():
+    def halved(x):
+        return lax.scan(lambda s, _: (s * 0.5 + 0.1, None), x, length=64)[0]
+
+    def by_columns(x, d):
+        return lax.scan(lambda s, row: (s * d + row, None), x, d[None] * jnp.arange(64.0)[:, None])[0]
+
+    def by_number(x):
+        """The largest sum of a row is one number, which meets the matrix at the end of the trip."""
+        return lax.scan(lambda s, _: (s * 0.5 + jnp.max(jnp.sum(s, 1)), None), x, length=64)[0]
+
+    def beside_number(x):
+        def step(c, _):
+            return (c[0] * 0.5 + 0.1, jnp.max(jnp.sum(c[0], 1))), None
+
+        return lax.scan(step, (x, x[0, 0]), length=64)[0]
+
+    found = []
+    cases = (halved, [(16, 64)]), (by_columns, [(16, 64), (64,)]), (by_number, [(16, 64)]), (beside_number, [(16, 64)])
+    for function, shapes in cases:
+        (program,) = programs_of(function, *shapes)
+        tiles = tuple((a, 1 if a.name == "trip" else a.extent) for a, _ in program.tiles)
+        found.append(clocks_of_trip(replace(program, tiles=tiles, warps=4), 0.0))
+    alone, loaded, summed, beside = found
+    assert loaded == alone
+    assert summed == beside + alone / 2  # an addition, of two operations
 
 
 def test_functions_of_the_special_unit_take_longer():

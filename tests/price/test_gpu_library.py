@@ -1,5 +1,9 @@
 """Products of a library on GPUs: how their operands lie in memory, and products of bytes and of integers."""
 
+import json
+import statistics
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -188,3 +192,21 @@ def test_tiny_products_of_float32_are_loops(many, side):
     assert price(jnp.float32).us == pytest.approx(TINY[many, side], rel=0.15)
     assert not any(t.name == "matrix units" for t in price(jnp.float32).terms)
     assert any(t.name == "matrix units" for t in price(jnp.bfloat16).terms)
+
+
+@pytest.mark.parametrize(("dtype", "bias", "share"), [("float32", (0.85, 1.1), 0.95), ("bfloat16", (0.9, 1.15), 0.93)])
+def test_small_products_take_about_what_was_measured(dtype, bias, share):
+    """96 products of 64 to 4096 rows and 16 to 512 columns, on an H200 (`benchmarks/xla_alone.py`)."""
+    kind = "small products"
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "xla_alone_h200.json"
+    measured = {label: us for label, us, _ in json.loads(path.read_text())["rows"] if label.startswith(kind)}
+    h200 = device.find("NVIDIA H200", "gpu")
+    ratios = []
+    for label, us in measured.items():
+        *_, m, k, n, own = label.split()
+        if own == dtype:
+            sizes = {"m": int(m), "k": int(k), "n": int(n)}
+            ratios.append(price_xla(program("mk", "kn", dtype, **sizes), h200).us / us)
+    assert len(ratios) == 48
+    assert bias[0] < statistics.geometric_mean(ratios) < bias[1]
+    assert sum(0.6 < r < 1.6 for r in ratios) >= share * len(ratios)
