@@ -130,8 +130,8 @@ class _Chain:
         return math.prod(self.tiles.get(a, 1) for a in axes)
 
     def _value(self, root: Expr, known: Mapping[str, _Value]) -> _Value:
-        """Returns what an expression is. Elements of one thread do not wait for each other. Operands that are spread in another way
-        are exchanged between the threads first."""
+        """Returns the clock at which an expression is computed, and how it is spread. Elements of one thread do not wait for each
+        other. Operands that are spread in another way are exchanged between the threads first."""
         values: dict[Expr, _Value] = {}
         for node in postorder(root):
             values[node] = _Value()
