@@ -210,8 +210,13 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
 
 
 def _fewer_rows_first(nest: Nest, body: Expr) -> float:
-    """Counts the products of neighbours that a library sums, where the first factor has fewer rows than the second."""
-    if nest.reducer != SUM or nest.dtype != "float32" or not isinstance(body, Apply) or body.op != "mul":
+    """Counts the products of neighbours that a library sums, where the first factor has fewer rows than the second.
+
+    Not those of a product that the program has as one: it reads the matrix row by row, whichever operand is first. (One row times
+    128 x 256 to 4096 x 4096, float32 on two cores, 2026-11-30: 0.03 to 0.09 ns an element.)
+    """
+    is_sum = nest.reducer == SUM and nest.precision is None
+    if not is_sum or nest.dtype != "float32" or not isinstance(body, Apply) or body.op != "mul":
         return 0.0
     space, (first, second) = (*nest.axes, *nest.reduced), body.args
     last = innermost(order_of(space, body))

@@ -237,6 +237,7 @@ def test_loops_reduce_neighbouring_integers_one_after_the_other(function, dtype,
         (lambda v, w: (v * w).sum((0, 2)), ((64, 1, 256), (1, 8, 256)), 64 * 8 * 256),
         (lambda v, w: jax.lax.reduce_sum(jnp.bfloat16(v) * jnp.bfloat16(w), [1]), ((4096,), (512, 4096)), 0),
         (lambda v, w: (v * jnp.sin(w)).sum(-1), ((4096,), (512, 4096)), 512 * 4096),
+        (lambda v, w: jax.lax.dot_general(v, w, (((0,), (1,)), ((), ()))), ((4096,), (512, 4096)), 0),
     ],
 )
 def test_the_library_is_slow_where_the_first_factor_has_fewer_rows(function, shapes, counted):
