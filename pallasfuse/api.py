@@ -330,7 +330,7 @@ class FusedFunction[**P, R]:
         return plan or self.trace(*args, **kwargs).fuse(timed=timed, one_device=one_device).tile().plan, device
 
     def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: Any) -> "Plan | None":
-        """The plan that a call has on one device, or on several (None). None where a call is more than one equation."""
+        """Returns a call's plan; None where it is more than one equation. device: None where the arguments are on several."""
         with IMPORTS:
             from pallasfuse.stages import target_at_hand
         call = self._call_of(args, kwargs)

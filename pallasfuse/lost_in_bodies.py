@@ -1,4 +1,8 @@
-"""What kernels in bodies of loops and branches could have taken part in, and a form of a program no longer has there."""
+"""A form of a program may lose products and concatenations that kernels in bodies of loops and branches could have had.
+
+A form is the same program written otherwise. This module counts such operations in the bodies before and after, and says which are
+fewer: `written_out` then compares plans, and not forms alone.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -93,13 +93,13 @@ def primitives(jaxpr: Jaxpr) -> set[str]:
     return found
 
 
-UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
+_UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 
 
 def untimed(jaxpr: Jaxpr) -> list[str]:
     """Lists the operations of a program for which it is not run on drawn arguments, so that no clock sees it as a whole."""
-    return sorted(primitives(jaxpr) & UNTIMED)
+    return sorted(primitives(jaxpr) & _UNTIMED)
 
 
 def branches(jaxpr: Jaxpr) -> Iterator[Jaxpr]:

@@ -75,7 +75,7 @@ class FusedCall:
     is_body: bool = False
     """It is the body of a loop or a branch: the call around it decides how its own loops run."""
     is_seen: bool = True
-    """A clock may see the call around it as a whole, if it is such a body."""
+    """The calls around such a body can be timed as a whole, by what they consist of; always true of a call that is no body."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -147,7 +147,7 @@ class FusedCall:
             def planned(form: BodyForm) -> tuple[FusedCall, Plan]:
                 bound = timed_boundary(form.boundary, program, self.boundary if self.is_body else None)
                 made = FusedCall(form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=bound, is_body=True,
-                                 is_seen=self.is_seen and not untimed(self.jaxpr))  # fmt: skip
+                                 is_seen=self.can_be_timed)  # fmt: skip
                 call = self.bodies.setdefault((number, written_out, form.by_number), made)
                 return call, call.plan(target)
 
@@ -164,12 +164,17 @@ class FusedCall:
         inside = {id(call) for eqn in jaxpr.eqns for body in bodies(eqn) for call in fused_calls(body)}
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
+    @functools.cached_property
+    def can_be_timed(self) -> bool:
+        """A clock may see the whole call; that around it, if it is a body."""
+        return self.is_seen and not untimed(self.jaxpr)
+
     def judged(self, target: Target, device: Any) -> Target:
         """Returns the target for a call on a device: timed if a check is wanted, and a clock can see the whole call.
 
         device: None where it is not at hand, or where there are several.
         """
-        is_timed = device is not None and wanted(self.options) and self.is_seen and not untimed(self.jaxpr)
+        is_timed = device is not None and wanted(self.options) and self.can_be_timed
         return target.judged(timed=is_timed, one_device=device is not None)
 
     def plan_on(self, target: Target, device: Any) -> Plan:
@@ -268,7 +273,7 @@ class FusedCall:
             return self.forms.setdefault(best, call), verdict
 
     def _settled_as_it_is(self, target: Target, device: Any, *, measure: bool) -> Plan:
-        """As `settled`, with loops as they stand in the program; where no clock sees the call, as their prices say."""
+        """Returns a plan as `settled` does, with loops as they stand, or as prices say where no clock sees the call."""
         judged = self.judged(target, device)
 
         def settle(left: frozenset[int]) -> Plan:
