@@ -141,6 +141,17 @@ class TileProgram:
         """Returns the statements that results depend on: the stores of a state give way to what follows."""
         return (*(s for s in self.body if not isinstance(s, Store)), *self.later) if self.later else self.body
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Says whether each trip of a loop is one step, that begins with what the step before has left."""
+        loops = [s for s in self.body if isinstance(s, Loop)]
+        steps = [g for loop in loops for g in loop.segments]
+        return (
+            any(loop.carries for loop in loops)
+            and all(g.tile == 1 for g in steps)
+            and not any(isinstance(s, Loop) for g in steps for s in g.body)
+        )
+
     def tile(self, axis: Axis) -> int:
         for a, tile in self.tiles:
             if a is axis:

@@ -30,17 +30,6 @@ _SPECIAL_AGAIN = 8.0
 """Clocks between two instructions of a warp for the special-function unit: four lanes at a time have one."""
 
 
-def is_recurrent(program: TileProgram) -> bool:
-    """Is each trip of a loop one step, that begins with what the step before has left?"""
-    loops = [s for s in program.body if isinstance(s, Loop)]
-    steps = [g for loop in loops for g in loop.segments]
-    return (
-        any(loop.carries for loop in loops)
-        and all(g.tile == 1 for g in steps)
-        and not any(isinstance(s, Loop) for g in steps for s in g.body)
-    )
-
-
 def clocks_of_trip(program: TileProgram, load_clocks: float) -> float:
     """Returns the clocks of the longest trip of a recurrent program, from its begin until all that it computes is there.
 

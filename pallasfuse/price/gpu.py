@@ -22,7 +22,7 @@ from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
-from pallasfuse.price.dependent_steps import clocks_of_trip, is_recurrent
+from pallasfuse.price.dependent_steps import clocks_of_trip
 from pallasfuse.price.gpu_library import UNALIGNED_LOADS
 from pallasfuse.price.gpu_products import (
     OF_LIBRARY,
@@ -158,7 +158,9 @@ def _one(
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
-    recurrent = by_warps and all(map(is_recurrent, programs))  # whose steps wait for what they ask for (`_steps_us`)
+    recurrent = by_warps and all(
+        p.is_recurrent for p in programs
+    )  # whose steps wait for what they ask for (`_steps_us`)
     rate = min(device.memory_gb_s, asked) if in_flight and not recurrent else device.memory_gb_s
     loaded = sum(m.memory for w in moved for m in w if not m.is_store)
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)

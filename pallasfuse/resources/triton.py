@@ -26,6 +26,10 @@ _LAYOUTS_OF_A_ROW = 3
 """A row of which several threads hold the same elements may be copied ahead for each layout in which it is read: before a product,
 as its results lie, and as a side of the next one. Two and three were seen in compiled kernels."""
 
+_MATRIX = 2
+"""A step of a loop sums tiles with more axes, and more than what is loaded or stored has, in another layout than it computes them
+in, at times. That was seen in four of 506 layouts of loops that were compiled for an H100."""
+
 view_of = Recent(View)
 """Returns the view of a program: its resources, its price and its rules all look at it."""
 
@@ -147,6 +151,10 @@ def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ..
     warps = view.program.warps
     if view.products and all(p.warpgroup and p.m >= WARP_ROWS * warps for p in view.products.values()):
         return  # a warp has whole rows
+    tile = (*axes, *over)
+    if view.program.is_recurrent and len(_wide(view, tile)) > max(_most_axes_moved(view), _MATRIX):
+        anew = view.elements(tile) * dtypes.itemsize_bytes(dtype)
+        yield Buffer(f"what {line.name} sums, laid out anew", anew, line.number, line.number, True)
     summed = [view.program.tile(a) for a in over if view.program.tile(a) > 1]
     if len(summed) > 1:  # one axis after the other
         size = view.elements((*axes, *over)) // min(summed) * dtypes.itemsize_bytes(dtype)
@@ -155,6 +163,12 @@ def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ..
     if sharing > 1 or view.elements(axes) > 1:
         size = view.elements(axes) * sharing * dtypes.itemsize_bytes(dtype)
         yield Buffer(f"parts of {line.name}", size, line.number, line.number, True)
+
+
+def _most_axes_moved(view: View) -> int:
+    """Counts the axes of the tile with the most of them that is loaded or stored."""
+    statements = (line.statement for line in view.lines)
+    return max((len(_wide(view, s.indices)) for s in statements if isinstance(s, Load | Store)), default=0)
 
 
 def _warps_along(view: View, axes: frozenset[Axis], over: frozenset[Axis]) -> int:

@@ -10,7 +10,7 @@ from jax import lax
 import pallasfuse as pf
 from pallasfuse.ir.statements import Loop, every
 from pallasfuse.price import gpu
-from pallasfuse.price.dependent_steps import clocks_of_trip, is_recurrent
+from pallasfuse.price.dependent_steps import clocks_of_trip
 from pallasfuse.targets import TRITON
 
 STATE = jax.ShapeDtypeStruct((32,), jnp.float32)
@@ -49,7 +49,7 @@ def test_steps_are_loops_that_go_on_from_one_position_to_the_next(function, shap
         p for p in programs_of(function, *shapes, price=steps) if any(isinstance(s, Loop) for s in every(p.body))
     ]
     assert programs
-    assert any(map(is_recurrent, programs)) == steps
+    assert any(p.is_recurrent for p in programs) == steps
 
 
 def test_operations_that_need_each_other_add_up_and_others_do_not():

@@ -279,3 +279,20 @@ def test_bytes_beside_numbers_are_laid_out_anew_also_where_a_mask_ends_the_tile(
     shapes = [jax.ShapeDtypeStruct((6001,), t) for t in (jnp.float32, jnp.float32, jnp.bool_)]
     (kernel,) = pf.fuse(gradient, options=pf.FuseOptions(target="triton", price=False)).explain(*shapes).kernels
     assert triton.resources(kernel.phases[0].program, kernel.phases[0].target).shared_bytes >= 4096
+
+
+def test_what_a_step_of_a_loop_sums_may_be_laid_out_anew():
+    """Three axes in a kernel that moves matrices: a filter of an H100 took 4096 bytes for such a sum."""
+
+    def step(s, _):
+        return (s[:, :, None] + jnp.cos(s)[None, :, :]).max(1), None
+
+    def steps(x):
+        return jax.lax.scan(step, x, length=64)[0]
+
+    options = pf.FuseOptions(target="triton", price=True)
+    plan = pf.fuse(steps, options=options).explain(kernels.array(16, 16, dtype="float32"))
+    (program,) = (x.kernel for x in plan.loops)
+    assert program.is_recurrent
+    anew = [b.bytes for b in triton.resources(program, TRITON).buffers if "sums, laid out anew" in b.name]
+    assert anew == [16 * 16 * 16 * 4]
