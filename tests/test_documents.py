@@ -26,6 +26,7 @@ def cases():
     return found
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(("program", "devices"), cases())
 def test_program_runs_and_prints_what_is_shown(program, devices, request, monkeypatch, tmp_path):
     if missing := program.missing():

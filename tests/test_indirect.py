@@ -89,6 +89,7 @@ def rated_by_a_sample(q, k, sample):
     return jnp.max(rated, axis=-1) - jnp.sum(rated, axis=-1) / k.shape[1]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("is_computed", [False, True])
 def test_rows_of_a_turned_source_are_read_as_they_lie(target, is_computed):

@@ -166,6 +166,7 @@ INSIDE = [noise_of_bits, packed_values, masked_heads, integer_values, boolean_va
 MORE = {dropped_out: KEY, packed_values: PACKED, masked_heads: SWITCHES, integer_values: LABELS, boolean_values: LABELS}
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("target", ["xla", "interpret", "triton"])
 def test_floats_of_bits_are_those_of_their_type(dtype, target):

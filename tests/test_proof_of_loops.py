@@ -136,6 +136,7 @@ def test_a_report_says_which_kernel_of_a_loop_is_wrong(monkeypatch):
     assert "loop_" in str(report.counterexample) and "NOT equivalent" in str(report)
 
 
+@pytest.mark.deep
 def test_a_report_finds_words_of_keys_that_are_others(monkeypatch):
     function, args = WITH_KEYS["noisy_steps"]
     report = pf.verify(pf.fuse(function, options=PRICED), *args, target="mosaic_gpu", delta=1e-4)

@@ -117,6 +117,7 @@ def test_a_kernel_computes_what_its_loop_does(name):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", [pytest.param("moving_average", marks=pytest.mark.deep), *FEW[1:]])
 def test_every_layout_means_the_same_in_float64(name):
     function, args = LOOPS[name]
@@ -362,6 +363,7 @@ def test_a_loop_that_updates_known_places_is_one_kernel():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(("name", "close"), [
     *((name, 1e-4) for name in WITH_SYSTEMS), *((name, 1e-5) for name in WITH_KEYS),
 ])  # fmt: skip

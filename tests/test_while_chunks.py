@@ -81,6 +81,7 @@ def chunked(function, *args):
     return jaxpr, in_chunks(jaxpr, RULE)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", LOOPS)
 def test_results_are_the_same(name):
     function = LOOPS[name]
@@ -134,6 +135,7 @@ def test_a_chunk_takes_no_longer_than_two_trips_of_xla(name):
     assert chunk_us * DEVICE.price_error <= 2 * priced_us(by_xla, DEVICE) / 64
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("around", ["while", "while with a sort", "condition", "two vmaps"])
 def test_loops_inside_of_loops_that_have_no_chunks_go_on_in_chunks(around):
     def inner(x):

@@ -89,6 +89,7 @@ def test_without_a_clock_a_form_loses_to_kernels_only_while_there_are_some(monke
     assert not is_faster_as_it_is(own, form, unclocked)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("form_us", "replaced_us", "changes", "certain"),
     [
@@ -113,6 +114,7 @@ def test_kernels_are_not_timed_that_would_have_to_save_more_than_they_can(form_u
     assert not cannot_win_as_it_is(in_a_loop, form, Verdict(WRITTEN_OUT, True, "", form_us, 100.0))
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("trips", "certain"), [((4,), True), ((5,), False), ((2, 2), True), ((3, 2), False), ((2, None), False)]
 )

@@ -144,7 +144,7 @@ def test_planned_kernels_take_what_is_foretold_on_an_h200(kind):
     assert 5 * sum(not 0.6 <= ratio <= 1.6 for ratio in ratios) <= len(ratios)
 
 
-@pytest.mark.sampled(6, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_a_kernel_in_several_schedules(kind):
     found = [list(ways_of(c, 2)) for c in KINDS[kind]()]

@@ -23,7 +23,7 @@ def built(name, size):
         pytest.skip(str(missing))
 
 
-@pytest.mark.sampled(120, cover=())
+@pytest.mark.sampled(180, cover=())
 @pytest.mark.parametrize(("group", "name"), CASES)
 def test_a_program_traces_at_every_size(group, name):
     assert ENTRIES[name].group == group
@@ -35,7 +35,7 @@ def test_a_program_traces_at_every_size(group, name):
     assert all(leaf.size for leaf in jax.tree.leaves(results))
 
 
-@pytest.mark.sampled(60, cover=())
+@pytest.mark.sampled(150, cover=())
 @pytest.mark.parametrize(("group", "name"), CASES)
 def test_a_program_is_planned_at_the_smallest_size(group, name):
     function, structs = step(built(name, "tiny"))

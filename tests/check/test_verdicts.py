@@ -81,6 +81,7 @@ _BODIES = {
 """Functions, and whether what has kernels in them hides their starts."""
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", _BODIES)
 def test_a_body_hides_starts_where_the_loop_is_timed_after_it(clock, monkeypatch, name):
     function, wanted = _BODIES[name]
@@ -167,6 +168,7 @@ def three(x, y):
 Y = np.ascontiguousarray(X[:, :128])
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("of_calls", "used", "gain"),
     [

@@ -61,6 +61,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("numbers", [CPU, GPU], ids=["cpu", "gpu"])
 def test_results_are_those_of_the_program(name, numbers):

@@ -58,6 +58,7 @@ ONE = {
 }
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("case", ONE)
 @pytest.mark.parametrize("each", [False, True])
 def test_what_is_written_is_what_it_stands_for(case, each):
@@ -93,6 +94,7 @@ WINDOW = lax.ScatterDimensionNumbers((0,), (1,), (0,))
 WHOLE = lax.GatherDimensionNumbers((0, 1), (), (0,))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("case", OTHERS)
 def test_others_stay(case):
     left, (got,) = written(OTHERS[case], ROWS, AT)

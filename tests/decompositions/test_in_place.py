@@ -87,6 +87,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     "how", [{}, {"reverse": True}, {"unroll": 2}, {"length": 2}], ids=["", "reverse", "unroll", "short"]
 )

@@ -25,6 +25,7 @@ def updated(function, *arguments):
 X = np.random.default_rng(0).standard_normal((6, 5)).astype("float32")
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     "function",
     [

@@ -30,6 +30,7 @@ def first_operands(jaxpr):
     return [e.invars[0].aval.shape for e in flatten(jaxpr).eqns if e.primitive.name == "mul"]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("function", "args"),
     [
@@ -52,6 +53,7 @@ def test_the_operand_of_more_rows_comes_first(function, args):
     assert first_operands(made) == [first]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("function", "args"),
     [

@@ -60,6 +60,7 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", RIGHT)
 def test_words_do_what_keys_do(name):
     args = WITH_KEYS[name][1] if name in WITH_KEYS else (KEY, X)

@@ -46,6 +46,7 @@ def close(got, want, tolerance=3e-5):
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * float(jnp.abs(want).max()))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("batch,size", BATCHES)
 def test_factors_are_those_of_the_library(batch, size, loop):
@@ -61,6 +62,7 @@ def test_what_is_not_positive_has_no_factor():
     assert not jnp.isnan(got[0]).any()
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("batch,size", BATCHES)
 def test_triangles_and_the_order_of_rows_are_those_of_the_library(batch, size, loop):
@@ -89,6 +91,7 @@ def test_singular_matrices_and_those_with_nan():
 WAYS = list(itertools.product([True, False], repeat=4))
 
 
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("left_side,lower,transpose_a,unit_diagonal", WAYS)
 @pytest.mark.parametrize("batch,size", [((), 3), ((2, 3), 6)])
@@ -155,6 +158,7 @@ def test_each_becomes_one_kernel(name, size):
     assert kernel.trips == size
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", sorted(systems.RULES))
 def test_types_are_those_of_the_library_where_64_bits_are_on(name):
     of = {"lu": lax.linalg.lu, "cholesky": factor,

@@ -27,6 +27,7 @@ def both_ways(function, *args):
     return [decomposed(function, *args, clock=clock)[1] for clock in (lambda *_: True, lambda *_: False)]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("function", "args"),
     [

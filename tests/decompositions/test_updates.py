@@ -75,6 +75,7 @@ def test_updates_add_what_meets_at_each_place(part, data):
         np.testing.assert_array_equal(np.asarray(found, np.float64), wanted)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("call", "shape"),
     [

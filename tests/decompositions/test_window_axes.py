@@ -55,6 +55,7 @@ def with_gradients(function, images, kernel):
     yield (lambda x, w, g: jax.vjp(lambda x: function(x, w), x)[1](g)), (images, kernel, drawn(made.shape, 5))
 
 
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", [(1, 3, 3), (3, 1, 1), (1, 1, 3), (3, 1, 3), (2, 2, 1)])
 def test_dimensions_along_which_windows_do_not_move_are_left_out(layout, window):
@@ -64,6 +65,7 @@ def test_dimensions_along_which_windows_do_not_move_are_left_out(layout, window)
             assert found is not None and found < 3
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     "more", [{"lhs_dilation": (2, 1, 1)}, {"rhs_dilation": (3, 2, 1)}, {"lhs_dilation": (3, 2, 2)}]
 )
@@ -136,6 +138,7 @@ def test_two_dimensions_stay():
         assert assert_same(rule, convolved, images, kernel) is None
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("window", [(3, 3, 3), (2, 1, 3), (3, 2, 1)])
 def test_elements_of_windows_as_channels(layout, window):

@@ -112,6 +112,7 @@ def test_any_convolution_along_three_dimensions(part, groups, window, strides, d
     )  # fmt: skip
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("stride", "dilation", "of_weights"), [(1, 1, True), (2, 1, True), (1, 2, True), (1, 1, False), (1, 2, False)]
 )
@@ -253,6 +254,7 @@ def of_channels(window, times, numbers):
     return channels, drawn([{"N": 3, "C": channels}.get(d) or 17 for d in numbers[0]]), kernel
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("window", "strides", "dilated", "padding", "times", "numbers"),
     [

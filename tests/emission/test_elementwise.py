@@ -101,6 +101,7 @@ def test_logic_on_truth_values_and_bits(kind, op):
 AMOUNTS = [0, 1, 3, 7, 8, 15, 16, 31, 32, 33, 63, 64, 100]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 @pytest.mark.parametrize("op", sorted(SHIFTS))
 def test_shifts_by_any_amount_are_those_of_xla(op, dtype):

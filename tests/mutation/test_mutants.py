@@ -31,7 +31,7 @@ def summary() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.sampled(12, cover=("room", "check"))
+@pytest.mark.sampled(18, cover=("room", "check"))
 @pytest.mark.parametrize(
     ("room", "check", "mutant"),
     [pytest.param(m.room.partition("/")[0], m.check, m, id=f"{m.room.replace('/', '.')}-{m.name}") for m in MUTANTS],

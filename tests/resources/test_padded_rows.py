@@ -97,6 +97,7 @@ def test_without_a_product_nothing_is_made_longer():
     assert padded(summed, [jax.ShapeDtypeStruct((64, 1001), jnp.bfloat16)]) == []
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("columns", [161, 163, 257])
 @pytest.mark.parametrize(("function", "dtype"), [(attend, "bfloat16"), (reduce, "bfloat16"), (reduce, "float32")])
 def test_results_are_those_of_float64(function, dtype, columns, monkeypatch):

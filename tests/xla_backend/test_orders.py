@@ -82,6 +82,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("tile", [None, 8])
 def test_results_are_those_of_the_program(name, tile):
