@@ -49,6 +49,13 @@ class KernelOfLoop:
         )
 
     @property
+    def way(self) -> str:
+        """The layout as text, which tells it from others of the same loop."""
+        own = self.layout
+        grid = " ".join(f"{axis.name}:{size}" for axis, size in own.grid)
+        return f"{grid or 'one block'}, {own.warps} warps, keeps {' '.join(sorted(own.kept)) or 'nothing'}"
+
+    @property
     def source(self) -> str:
         """The line of the program that the loop comes from."""
         return _compat.source_summary(self.loop) or "<unknown line>"

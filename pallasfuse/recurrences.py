@@ -26,12 +26,10 @@ from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, flatten, left_by_user
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels, recurrence_p
 from pallasfuse.loop_distribution import distributed
 from pallasfuse.price.kernel import price_kernel
-from pallasfuse.price.terms import Price
 from pallasfuse.resources import triton
 from pallasfuse.resources.as_threads import as_threads_run_it
 from pallasfuse.targets import TRITON, Target
@@ -68,6 +66,9 @@ class AsKernel:
     """Is a kernel known to fail on the device? Then its loop is left to XLA."""
     shortest: int = _SHORTEST
     """The fewest trips of a loop that is a kernel."""
+    fastest: Callable[[KernelOfLoop], str | None] = lambda _: None
+    """The layout that a clock has found the fastest for the loop of a kernel (`KernelOfLoop.way`); empty where XLA's own loop was
+    as fast, None where no clock was asked."""
     _known: dict[tuple[Any, ...], tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
     """The answers, with the equations that they were found for: a flattened program has the same bodies in other equations."""
 
@@ -106,8 +107,14 @@ class AsKernel:
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
         if not _may_be_kernel(eqn) or len(flatten(eqn.params["jaxpr"]).eqns) > _MOST_WITH_SYSTEMS:
             return None
-        found = kernel_of(eqn, self.device, self.shortest)
-        return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))
+        found = kernels_of(eqn, self.device, self.shortest)
+        if isinstance(found, Refusal):
+            return None
+        way = self.fastest(found[0])
+        if way == "":
+            return None
+        chosen = next((k for k in found if k.way == way), found[0])
+        return lambda *args: list(recurrence_p.bind(*args, of=chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,12 @@ def recurrence_of(
 
 def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> KernelOfLoop | Refusal:
     """The kernel that runs a scan in the least time by its price, or why there is none."""
+    found = kernels_of(eqn, device, shortest)
+    return found if isinstance(found, Refusal) else found[0]
+
+
+def kernels_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> tuple[KernelOfLoop, ...] | Refusal:
+    """The kernels that may run a scan, in all layouts, the cheapest first; or why there is none."""
     target = TRITON.on(device)
     found = recurrence_of(eqn, shortest)
     if isinstance(found, Refusal):
@@ -202,7 +215,7 @@ def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> Kerne
     refused = problem(recurrence, target)
     if refused is not None:
         return refused
-    best: tuple[float, Price, TileProgram, Layout] | None = None
+    ways: list[tuple[float, KernelOfLoop]] = []
     every = frozenset(t.name for t in recurrence.constants)
     for layout in layouts(recurrence, target):
         for kept in dict.fromkeys((_kept(recurrence, layout, target), every)):
@@ -214,14 +227,12 @@ def kernel_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> Kerne
             price = price_kernel([(program, target)])
             # the price knows of spilled registers only what is sure: what may have more must be faster beyond its error
             at_most_us = price.us * (device.price_error if triton.may_spill(own, target) else 1.0)
-            if best is None or at_most_us < best[0]:
-                best = at_most_us, price, program, chosen
-    if best is None:
+            ways.append((at_most_us, KernelOfLoop(eqn, program, operands, results, price, chosen, target)))
+    if not ways:
         parallel = parallel_axes(recurrence)
         least = recurrence.largest(lambda a: 1 if a in parallel else target.padded(a.extent))
         return Refusal(f"no block has registers or shared memory for what it holds: values of {least} elements or more")
-    _, price, program, layout = best
-    return KernelOfLoop(eqn, program, operands, results, price, layout, target)
+    return tuple(kernel for _, kernel in sorted(ways, key=lambda way: way[0]))
 
 
 def _kept(recurrence: Recurrence, layout: Layout, target: Target) -> frozenset[str]:

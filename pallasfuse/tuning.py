@@ -11,14 +11,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from pallasfuse import loop_layouts
 from pallasfuse.api import FusedFunction
 from pallasfuse.check import check, unchecked, wanted
+from pallasfuse.device import Device
 from pallasfuse.executables import Executables
 from pallasfuse.isolation import apart
+from pallasfuse.loop_calls import KernelOfLoop
 from pallasfuse.measure import BUDGET_S, Measured, compare
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
@@ -107,25 +111,52 @@ def tune(
     from tqdm import tqdm
 
     start = time.perf_counter()
+    deadline = None if seconds is None else start + seconds
     plan, device = fused.planned(*args, **kwargs)
     if device is None:
         raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
+    numbers = plan.target.device
+    loops = loop_layouts.distinct((loop for p in plan.all() for loop in p.loops), numbers)
+    bars = partial(tqdm, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
+                   disable=None if progress is None else not progress)  # fmt: skip
+    left: list[str] = []
+    if loops:
+        with bars(total=len(loops) * WAYS) as bar:
+            left = apart(lambda: _tune_loops(loops, numbers, device, deadline, bar.update), device)
+        fused.renew()
+        plan, _ = fused.planned(*args, **kwargs)  # with the fastest layouts
     subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
     distinct = {(str(sorted(s.identity.items())), s.way): s for s in subjects}
-    with tqdm(total=len(distinct) * WAYS, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
-              disable=None if progress is None else not progress) as bar:  # fmt: skip
-        deadline = None if seconds is None else start + seconds
-        unfinished = apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
+    with bars(total=len(distinct) * WAYS) as bar:
+        unfinished = left + apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
     measure = deadline is None or time.perf_counter() < deadline
     settled = check(plan, device, measure=measure) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()
     candidates = tuple(c for s in distinct.values() for c in _candidates(s))
+    candidates += tuple(c for loop in loops for c in _layouts(loop, numbers))
     predicted = {s.kernel.name: s.kernel.replaced.us for s in distinct.values()}
+    predicted |= {loop.kernel.name: loop.price_of_xla(numbers).us for loop in loops}
     return Tuned(plan_name(fused), candidates, predicted, settled, time.perf_counter() - start, tuple(unfinished))
 
 
 def plan_name(fused: FusedFunction[..., Any]) -> str:
     return getattr(fused, "__name__", "function")
+
+
+def _tune_loops(
+    loops: Sequence[KernelOfLoop], numbers: Device, device: Any, deadline: float | None, advance: Callable[[int], Any]
+) -> list[str]:
+    """Measures the layouts of every loop that is a kernel, unless that was done. Returns the names of those for which no time was
+    left."""
+    unfinished = []
+    for loop in loops:
+        if loop_layouts.winner_of(loop, numbers) is None:
+            if deadline is not None and time.perf_counter() >= deadline:
+                unfinished.append(loop.kernel.name)
+                continue
+            loop_layouts.measure(loop, numbers, device, WAYS)
+        advance(WAYS)
+    return unfinished
 
 
 def _tune_all(
@@ -198,10 +229,18 @@ def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:
 
 def _candidates(subject: Subject) -> list[Candidate]:
     """All that is known about a kernel, the fastest first."""
-    record = subject.record
+    return _recorded(subject.kernel.name, subject.record)
+
+
+def _layouts(loop: KernelOfLoop, numbers: Device) -> list[Candidate]:
+    """All that is known about the layouts of a loop's kernel, the fastest first."""
+    return _recorded(loop.kernel.name, loop_layouts.known(loop, numbers))
+
+
+def _recorded(kernel: str, record: Record) -> list[Candidate]:
     found = [
         Candidate(
-            subject.kernel.name, entry["schedule"], entry.get("target", ""), entry.get("predicted_us", 0.0),
+            kernel, entry["schedule"], entry.get("target", ""), entry.get("predicted_us", 0.0),
             entry.get("us"), entry.get("xla_us"), entry.get("error", ""), record.get("winner") == name,
         )
         for name, entry in record.get("ways", {}).items()

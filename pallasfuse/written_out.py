@@ -30,6 +30,7 @@ from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import flatten, fused_calls
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
+from pallasfuse.loop_layouts import winner_of
 from pallasfuse.lost_in_bodies import OF_KERNELS, bodies_left, lost_in_bodies, that_kernels_have
 from pallasfuse.measure import BUDGET_S, MORE_FOR_CALLS_S, Measured, compare, requests
 from pallasfuse.parts import CHOICE, branches, primitives, untimed, whole_key
@@ -164,7 +165,10 @@ def _as_kernel(target: Target, exclude: Sequence[str]) -> "AsKernel":
     """Returns the rule that makes kernels of loops, but for those that are known to fail on the target's device."""
     with IMPORTS:  # most programs have no loop, and no systems of equations
         from pallasfuse.recurrences import AsKernel
-    return AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
+    device = target.device
+    return AsKernel(
+        device, tuple(exclude), lambda loop: fails(loop, device), fastest=lambda loop: winner_of(loop, device)
+    )  # fmt: skip
 
 
 def sure_forms(
@@ -197,7 +201,7 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
         with IMPORTS:
             from pallasfuse.recurrences import InLoops
         of_loop = _as_kernel(target, exclude)
-        in_loops = partial(InLoops, target.device, (), of_loop.fails, systems.FEWEST_ROWS)
+        in_loops = partial(InLoops, target.device, (), of_loop.fails, systems.FEWEST_ROWS, of_loop.fastest)
         return {"scan": of_loop, **{name: in_loops(way=way) for name, way in systems.RULES.items()}}
 
     made = Later(as_kernels)

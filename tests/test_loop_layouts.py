@@ -1,0 +1,145 @@
+"""The layouts of loops that are kernels are compared when a user tunes, and the fastest is used from then on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallasfuse as pf
+from pallasfuse import loop_layouts
+from pallasfuse.isolation import apart
+from pallasfuse.loop_calls import loops_as_kernels
+from pallasfuse.measure import Measured
+from pallasfuse.recurrences import AsKernel, kernel_of, kernels_of
+from pallasfuse.subjects import XLA
+from pallasfuse.targets import TRITON
+
+OPTIONS = pf.FuseOptions(target="triton", check=False, price=True)
+X = np.random.default_rng(0).normal(size=(256, 512)).astype("float32")
+
+
+def decayed(x):
+    """Each column's sum, of which every step forgets a tenth."""
+    return lax.scan(lambda s, row: (0.9 * s + row, 0.9 * s + row), jnp.zeros(x.shape[1:]), x)[1]
+
+
+def loop_of(function, *args):
+    (loop,) = (e for e in jax.make_jaxpr(function)(*args).eqns if e.primitive.name == "scan")
+    return loop
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Installs a clock: a layout takes what a function says of its name, or fails with a text; XLA's own loop takes 100 us."""
+
+    def install(of):
+        raced = []
+
+        def compare(functions, avals, device, **_):
+            raced.append(list(functions))
+            found = {name: 100.0 if name == XLA else of(name) for name in functions}
+            ran = {n: t for n, t in found.items() if not isinstance(t, str)}
+            winner = min(ran, key=ran.__getitem__)
+            errors = {n: t for n, t in found.items() if isinstance(t, str)}
+            return Measured(ran, winner if ran[winner] < 100.0 else XLA, frozenset(), errors)
+
+        monkeypatch.setattr(loop_layouts, "compare", compare)
+        return raced
+
+    return install
+
+
+def test_layouts_are_listed_by_their_price():
+    loop = loop_of(decayed, X)
+    found = kernels_of(loop, TRITON.device)
+    assert len({k.way for k in found}) == len(found) > 1
+    cheapest = kernel_of(loop, TRITON.device)
+    assert cheapest.way == found[0].way and cheapest.price.us == min(k.price.us for k in found)
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_loop_has_the_layout_that_was_fastest(place):
+    loop = loop_of(decayed, X)
+    wanted = kernels_of(loop, TRITON.device)[place].way
+    run = AsKernel(TRITON.device, fastest=lambda _: wanted)(loop)
+    (found,) = loops_as_kernels(jax.make_jaxpr(run)(*(v.aval for v in loop.invars)).jaxpr)
+    assert found.way == wanted
+
+
+def test_a_layout_that_nobody_has_any_more_is_not_asked_for():
+    loop = loop_of(decayed, X)
+    run = AsKernel(TRITON.device, fastest=lambda _: "of an older version")(loop)
+    (found,) = loops_as_kernels(jax.make_jaxpr(run)(*(v.aval for v in loop.invars)).jaxpr)
+    assert found.way == kernel_of(loop, TRITON.device).way
+
+
+def test_a_loop_that_xla_runs_as_fast_is_left_to_it():
+    assert AsKernel(TRITON.device, fastest=lambda _: "")(loop_of(decayed, X)) is None
+
+
+def test_tuning_finds_the_fastest_layout_and_other_functions_have_it_too(times):
+    loop = loop_of(decayed, X)
+    planned, *_, wanted = [k.way for k in kernels_of(loop, TRITON.device)[:5]]
+    raced = times(lambda way: 20.0 if way == wanted else 50.0)
+    fused = pf.fuse(decayed, options=OPTIONS)
+    (before,) = fused.explain(X).loops
+    assert before.way == planned
+    tuned = pf.tune(fused, X, progress=False)
+    assert [x.way for x in tuned.plan.loops] == [wanted]
+    (best,) = (c for c in tuned.candidates if c.won)
+    assert (best.schedule, best.measured_us, best.xla_us) == (wanted, 20.0, 100.0)
+    assert "XLA's own 100 us" in str(tuned)
+    (names,) = raced
+    assert names[:2] == [XLA, planned] and len(names) == len(set(names))
+    assert [x.way for x in fused.explain(X).loops] == [wanted]
+    again = pf.fuse(lambda x: 2.0 * decayed(x), options=OPTIONS)
+    assert [x.way for x in again.explain(X).loops] == [wanted]
+    pf.tune(again, X, progress=False)
+    assert len(raced) == 1  # it is known
+
+
+def test_without_a_faster_layout_the_loop_is_xla_s_own(times):
+    times(lambda _: 120.0)
+    fused = pf.fuse(decayed, options=OPTIONS)
+    assert fused.explain(X).loops
+    assert not pf.tune(fused, X, progress=False).plan.loops
+    assert not fused.explain(X).loops
+
+
+def test_layouts_that_fail_are_named(times):
+    failing = kernel_of(loop_of(decayed, X), TRITON.device).way
+    times(lambda way: "out of registers" if way == failing else 50.0)
+    tuned = pf.tune(pf.fuse(decayed, options=OPTIONS), X, progress=False)
+    assert {c.schedule: c.error for c in tuned.candidates if c.error} == {failing: "out of registers"}
+    (loop,) = tuned.plan.loops
+    assert loop.way != failing
+
+
+def test_what_could_not_be_measured_changes_nothing(monkeypatch):
+    monkeypatch.setattr(loop_layouts, "compare", lambda *_, **__: Measured(skipped="no memory is free"))
+    fused = pf.fuse(decayed, options=OPTIONS)
+    (before,) = fused.explain(X).loops
+    tuned = pf.tune(fused, X, progress=False)
+    assert [x.way for x in tuned.plan.loops] == [before.way] and not tuned.candidates
+
+
+def test_with_the_clock_all_ways_are_timed():
+    """On a CPU every layout is XLA's own loop."""
+    loop, device = kernel_of(loop_of(decayed, X), TRITON.device), jax.devices()[0]
+    ways = apart(lambda: loop_layouts.measure(loop, TRITON.device, device, 2), device)
+    assert len(ways) == 2 and loop.way in ways
+    record = loop_layouts.known(loop, TRITON.device)
+    assert all(entry["us"] > 0 < entry["xla_us"] for entry in record["ways"].values())
+    assert record["winner"] in ("", *ways)
+
+
+def test_no_time_is_left(times):
+    raced = times(lambda _: 50.0)
+    tuned = pf.tune(pf.fuse(decayed, options=OPTIONS), X, seconds=0.0, progress=False)
+    assert not raced and tuned.unfinished == (kernel_of(loop_of(decayed, X), TRITON.device).kernel.name,)
