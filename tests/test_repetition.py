@@ -190,6 +190,29 @@ def test_axes_whose_reductions_belong_in_kernels_are_part_of_what_is_equal():
     assert groups and all(g.rolled == one for g in groups)
 
 
+@pytest.mark.parametrize("target", ["xla", "triton"])
+def test_a_kernel_of_equal_layers_does_not_depend_on_the_names_of_axes(target):
+    """Masks over data bound its loop, row by row of each document; names of more than one letter sort otherwise than others."""
+
+    def attended(x, w, visible):
+        q, k, v = jnp.einsum("bnd,edgh->ebgnh", x, w)
+        scores = jnp.where(visible[:, None], jnp.einsum("bgnh,bgmh->bgnm", q, k), -jnp.inf)
+        return x + jnp.einsum("bgnm,bgmh->bngh", jax.nn.softmax(scores, -1), v).reshape(x.shape)
+
+    def function(others, x, weights, lengths, seen):
+        visible = seen[None] & (jnp.arange(x.shape[1]) < lengths[:, None, None])
+        for w in weights:
+            x = attended(x, w, visible)
+        return [o.sum() for o in others], x
+
+    others = [jax.ShapeDtypeStruct((100 + n, 200 + n), jnp.float32) for n in range(15)]
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((3, 2048, 32), (3, 32, 4, 8)))
+    lengths, seen = jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((2048, 2048), bool)
+    report = pf.verify(pf.fuse(function), others, x, [w] * 2, lengths, seen, target=target, delta=1e-3)
+    assert report.equivalent, str(report)
+    assert any(p.program.ranges for k in report.plan.kernels for p in k.phases)
+
+
 def test_a_program_with_a_name_like_a_canonical_one_is_planned_plainly(monkeypatch):
     def refuse(program):
         raise repetition.UnknownNameError("«")

@@ -49,7 +49,8 @@ class Passes(Values):
         known = (r for r in self.ranges if r.predicate is visible and r.all_if_none == all_if_none)
         found = next(known, None)
         if found is None:
-            found = range_of(visible, self.rolled, number=len(self.ranges), all_if_none=all_if_none)
+            rows = self._sorted(visible.axes - {self.rolled})
+            found = range_of(visible, self.rolled, rows, number=len(self.ranges), all_if_none=all_if_none)
             self.ranges.append(found)
             self.tensors = {**self.tensors, **{t.name: t for t in found.found}}
             self._range_of_block(found)

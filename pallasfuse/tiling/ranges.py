@@ -38,9 +38,12 @@ def conjunction(predicates: Sequence[Expr]) -> Expr:
     return simplify(reduce(lambda a, b: apply("and", a, b), predicates))
 
 
-def range_of(predicate: Expr, axis: Axis, *, number: int, all_if_none: bool) -> Range:
-    """The range of a predicate along an axis; what is found of it is named after the axis, and numbered."""
-    rows = tuple(sorted(predicate.axes - {axis}))
+def range_of(predicate: Expr, axis: Axis, rows: tuple[Axis, ...], *, number: int, all_if_none: bool) -> Range:
+    """The range of a predicate along an axis; what is found of it is named after the axis, and numbered.
+
+    rows: the other axes of the predicate, in the order of the kernel. (Names of axes have no order: equal kernels share a plan.)
+    """
+    assert frozenset(rows) == predicate.axes - {axis}
     suffix = str(number) if number else ""
     left, right, count = (Tensor(f"{axis.name}.{n}{suffix}", rows, "int32") for n in ("left", "right", "count"))
     return Range(axis, predicate, left, right, count, all_if_none)
