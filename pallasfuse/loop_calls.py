@@ -49,7 +49,7 @@ class KernelOfLoop:
         )
 
     @property
-    def way(self) -> str:
+    def layout_name(self) -> str:
         """The layout as text, which tells it from others of the same loop."""
         own = self.layout
         grid = " ".join(f"{axis.name}:{size}" for axis, size in own.grid)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from pallasfuse._compat import Var
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.errors import Refusal
-from pallasfuse.executables import Executables
+from pallasfuse.executables import Executables, is_shortage
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
 from pallasfuse.measure import BUDGET_S, compare
@@ -24,8 +25,8 @@ _LOOP = ""
 
 
 def winner_of(loop: KernelOfLoop, device: Device) -> str | None:
-    """Returns the layout that was the fastest for a loop (`KernelOfLoop.way`); empty where XLA's own loop was as fast, None where
-    nobody knows.
+    """Returns the layout that was the fastest for a loop (`KernelOfLoop.layout_name`); empty where XLA's own loop was as fast, None
+    where nobody knows.
 
     device: its numbers, as plans have them.
     """
@@ -43,40 +44,56 @@ def distinct(loops: Iterable[KernelOfLoop], device: Device) -> list[KernelOfLoop
     return list({str(sorted(_identity(loop, device).items())): loop for loop in loops}.values())
 
 
-def measure(loop: KernelOfLoop, numbers: Device, device: Any, most: int) -> Sequence[str]:
+def measure(
+    loop: KernelOfLoop, numbers: Device, device: Any, *, most: int, at_once: int, until: float | None = None
+) -> Sequence[str]:
     """Compares the cheapest layouts of a loop with each other and with XLA's own loop, and notes what they take.
 
-    Returns the ways that were compared. numbers: of the device, as plans have them. most: layouts. To be called inside
-    `isolation.apart`.
+    Where no layout runs, nothing is settled. What fails for want of memory, or when it runs, is forgotten with the process: another
+    time it may run.
+
+    numbers: of the device, as plans have them. most: layouts. at_once: so many are compiled together, and race against XLA's loop
+    and the best so far. until: no race begins after this time (`time.perf_counter`) but the first. Returns the layouts that were
+    compared. To be called inside `isolation.apart`.
     """
     with IMPORTS:  # most programs have no loop that is a kernel
         from pallasfuse.recurrences import kernels_of
 
     found = kernels_of(loop.loop, numbers, shortest=1)
-    kernels = [loop] if isinstance(found, Refusal) else list(itertools.islice(found, most))
-    by_way = {k.way: k for k in (loop, *kernels)}
-    functions = {XLA: loop.by_xla} | {way: functools.partial(recurrence_p.bind, of=k) for way, k in by_way.items()}
-    avals = [v.aval for v in loop.loop.invars]
-    measured = compare(
-        functions, avals, device, budget_s=BUDGET_S * len(by_way), expected_us=loop.price.us, executables=Executables()
-    )
-    if measured.skipped:
-        return ()
-    errors = {**measured.uncompiled, **measured.failed, **measured.too_large}
-    ways = {
-        way: {
-            "schedule": way,
-            "target": kernel.target.name,
-            "predicted_us": kernel.price.us,
-            "xla_us": measured.microseconds[XLA],
-        }
-        | ({"error": errors[way]} if way in errors else {"us": measured.microseconds[way]})
-        for way, kernel in by_way.items()
-        if way in errors or way in measured.microseconds
-    }
-    winner = _LOOP if measured.winner == XLA else measured.winner
-    current().update(_identity(loop, numbers), lambda _: {"winner": winner, "ways": ways})
-    return tuple(ways)
+    kernels = {k.layout_name: k for k in (loop, *(() if isinstance(found, Refusal) else found))}
+    waiting = iter(list(kernels)[:most])
+    executables = Executables()
+    timed, errors, passing = dict[str, tuple[float, float]](), dict[str, str](), dict[str, str]()
+    best: str | None = None
+    winner = XLA
+    while field := list(itertools.islice(waiting, at_once)):
+        if timed and until is not None and time.perf_counter() >= until:
+            break
+        names = field if best is None else [best, *field]
+        functions = {XLA: loop.by_xla} | {n: functools.partial(recurrence_p.bind, of=kernels[n]) for n in names}
+        measured = compare(
+            functions, [v.aval for v in loop.loop.invars], device, budget_s=BUDGET_S * len(names),
+            expected_us=loop.price.us, executables=executables,
+        )  # fmt: skip
+        took = measured.microseconds
+        timed |= {n: (took[n], took[XLA]) for n in names if n in took}
+        for name, error in measured.uncompiled.items():
+            (passing if is_shortage(error) else errors)[name] = error
+        passing |= {**measured.failed, **measured.too_large}
+        ran = [n for n in names if n in took]
+        if ran:
+            winner = measured.winner
+            best = winner if winner in ran else min(ran, key=took.__getitem__)
+    if timed:
+        ways = {n: _entry(kernels[n]) | {"us": ours, "xla_us": by_xla} for n, (ours, by_xla) in timed.items()}
+        ways |= {n: _entry(kernels[n]) | {"error": error} for n, error in errors.items() if n in kernels}
+        record = {"winner": _LOOP if winner == XLA else winner, "ways": ways}
+        current().update(_identity(loop, numbers), lambda _: record)
+    return [n for n in kernels if n in timed or n in errors or n in passing]
+
+
+def _entry(kernel: KernelOfLoop) -> Record:
+    return {"schedule": kernel.layout_name, "target": kernel.target.name, "predicted_us": kernel.price.us}
 
 
 def _identity(loop: KernelOfLoop, device: Device) -> Identity:

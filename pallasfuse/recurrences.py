@@ -67,8 +67,8 @@ class AsKernel:
     shortest: int = _SHORTEST
     """The fewest trips of a loop that is a kernel."""
     fastest: Callable[[KernelOfLoop], str | None] = lambda _: None
-    """The layout that a clock has found the fastest for the loop of a kernel (`KernelOfLoop.way`); empty where XLA's own loop was
-    as fast, None where no clock was asked."""
+    """The layout that a clock has found the fastest for the loop of a kernel (`KernelOfLoop.layout_name`); empty where XLA's own
+    loop was as fast, None where no clock was asked."""
     _known: dict[tuple[Any, ...], tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
     """The answers, with the equations that they were found for: a flattened program has the same bodies in other equations."""
 
@@ -95,25 +95,30 @@ class AsKernel:
             ways = [accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args))]
         for way in filter(None, ways):
             simpler = with_loops(with_source_of(eqn, traced_as(eqn, way, eqn.invars)), distributed)
-            found = None if simpler is None else with_loops(simpler, self._as_kernel)
+            by_xla: list[JaxprEqn] = []
+            found = None if simpler is None else with_loops(simpler, functools.partial(self._as_kernel, left=by_xla))
             if found is not None:
                 return self._unless_it_fails(found)
+            if by_xla:
+                return None  # the same loop in another way was not compared
         return None
 
     def _unless_it_fails(self, jaxpr: Jaxpr) -> Run | None:
         failing = any(map(self.fails, loops_as_kernels(jaxpr)))
         return None if failing else functools.partial(_compat.eval_jaxpr, jaxpr, jaxpr.consts)
 
-    def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
+    def _as_kernel(self, eqn: JaxprEqn, left: list[JaxprEqn]) -> Run | None:
+        """Returns what runs a scan as a kernel. left: those that a clock has left to XLA; is added to."""
         if not _may_be_kernel(eqn) or len(flatten(eqn.params["jaxpr"]).eqns) > _MOST_WITH_SYSTEMS:
             return None
         found = kernels_of(eqn, self.device, self.shortest)
         if isinstance(found, Refusal):
             return None
-        way = self.fastest(found[0])
-        if way == "":
+        name = self.fastest(found[0])
+        if name == "":
+            left.append(eqn)
             return None
-        chosen = next((k for k in found if k.way == way), found[0])
+        chosen = next((k for k in found if k.layout_name == name), found[0])
         return lambda *args: list(recurrence_p.bind(*args, of=chosen))
 
 
@@ -127,7 +132,7 @@ class InLoops(AsKernel):
     def _run(self, eqn: JaxprEqn) -> Run | None:
         way = self.way(eqn)
         written = None if way is None else with_source_of(eqn, traced_as(eqn, way, eqn.invars))
-        found = None if written is None else with_loops(written, self._as_kernel)
+        found = None if written is None else with_loops(written, functools.partial(self._as_kernel, left=[]))
         return None if found is None else self._unless_it_fails(found)
 
 
@@ -215,7 +220,7 @@ def kernels_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> tupl
     refused = problem(recurrence, target)
     if refused is not None:
         return refused
-    ways: list[tuple[float, KernelOfLoop]] = []
+    found_at: list[tuple[float, KernelOfLoop]] = []
     every = frozenset(t.name for t in recurrence.constants)
     for layout in layouts(recurrence, target):
         for kept in dict.fromkeys((_kept(recurrence, layout, target), every)):
@@ -227,12 +232,12 @@ def kernels_of(eqn: JaxprEqn, device: Device, shortest: int = _SHORTEST) -> tupl
             price = price_kernel([(program, target)])
             # the price knows of spilled registers only what is sure: what may have more must be faster beyond its error
             at_most_us = price.us * (device.price_error if triton.may_spill(own, target) else 1.0)
-            ways.append((at_most_us, KernelOfLoop(eqn, program, operands, results, price, chosen, target)))
-    if not ways:
+            found_at.append((at_most_us, KernelOfLoop(eqn, program, operands, results, price, chosen, target)))
+    if not found_at:
         parallel = parallel_axes(recurrence)
         least = recurrence.largest(lambda a: 1 if a in parallel else target.padded(a.extent))
         return Refusal(f"no block has registers or shared memory for what it holds: values of {least} elements or more")
-    return tuple(kernel for _, kernel in sorted(ways, key=lambda way: way[0]))
+    return tuple(kernel for _, kernel in sorted(found_at, key=lambda priced: priced[0]))
 
 
 def _kept(recurrence: Recurrence, layout: Layout, target: Target) -> frozenset[str]:

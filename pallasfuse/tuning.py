@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -23,6 +23,7 @@ from pallasfuse.device import Device
 from pallasfuse.executables import Executables
 from pallasfuse.isolation import apart
 from pallasfuse.loop_calls import KernelOfLoop
+from pallasfuse.loop_failures import words_for
 from pallasfuse.measure import BUDGET_S, Measured, compare
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
@@ -58,8 +59,9 @@ class Candidate:
 class Tuned:
     """The result of `tune`. `str(tuned)` is a table.
 
-    `candidates`: every way to run a kernel that is known, also from before. `predicted_xla_us`: by kernel, what was predicted of
-    XLA's own. `plan`: what later calls use. `seconds`: how long it took. `unfinished`: kernels for which there was no time.
+    `candidates`: every way to run a kernel of the plan that is known, also from before (a loop that was left to XLA before is no
+    kernel of it). `predicted_xla_us`: by kernel, what was predicted of XLA's own. `plan`: what later calls use. `seconds`: how
+    long it took. `unfinished`: kernels for which there was no time.
     """
 
     name: str
@@ -93,7 +95,8 @@ def tune(
     **kwargs: Any,
 ) -> Tuned:
     """Measure the best few ways to run every kernel of a fused function, for arguments of these shapes and types, on the device of
-    the arguments. Later calls use the fastest, or XLA's own where that is as fast.
+    the arguments, and the cheapest layouts of its loops that are one kernel. Later calls use the fastest, or XLA's own where that
+    is as fast.
 
     Args:
       fused: a function from `pallasfuse.fuse`.
@@ -116,13 +119,15 @@ def tune(
     if device is None:
         raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
     numbers = plan.target.device
-    loops = loop_layouts.distinct((loop for p in plan.all() for loop in p.loops), numbers)
+    loops = _named(loop_layouts.distinct((loop for p in plan.all() for loop in p.loops), numbers))
     bars = partial(tqdm, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
                    disable=None if progress is None else not progress)  # fmt: skip
     left: list[str] = []
     if loops:
         with bars(total=len(loops) * WAYS) as bar:
-            left = apart(lambda: _tune_loops(loops, numbers, device, deadline, bar.update), device)
+            # loops have half of the time, kernels the rest
+            of_loops = None if deadline is None else start + (deadline - start) / 2
+            left = apart(lambda: _tune_loops(loops, numbers, device, of_loops, bar.update), device)
         fused.renew()
         plan, _ = fused.planned(*args, **kwargs)  # with the fastest layouts
     subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
@@ -133,9 +138,11 @@ def tune(
     settled = check(plan, device, measure=measure) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()
     candidates = tuple(c for s in distinct.values() for c in _candidates(s))
-    candidates += tuple(c for loop in loops for c in _layouts(loop, numbers))
+    candidates += tuple(
+        c for name, loop in loops.items() for c in _recorded(name, loop_layouts.known(loop, numbers))
+    )  # fmt: skip
     predicted = {s.kernel.name: s.kernel.replaced.us for s in distinct.values()}
-    predicted |= {loop.kernel.name: loop.price_of_xla(numbers).us for loop in loops}
+    predicted |= {name: loop.price_of_xla(numbers).us for name, loop in loops.items()}
     return Tuned(plan_name(fused), candidates, predicted, settled, time.perf_counter() - start, tuple(unfinished))
 
 
@@ -143,20 +150,41 @@ def plan_name(fused: FusedFunction[..., Any]) -> str:
     return getattr(fused, "__name__", "function")
 
 
+def _named(loops: Sequence[KernelOfLoop]) -> dict[str, KernelOfLoop]:
+    """Returns loops by their kernels' names and lines, which are numbered where several have the same."""
+    found: dict[str, KernelOfLoop] = {}
+    for loop in loops:
+        name = words_for(loop)
+        same = sum(words_for(other) == name for other in found.values())
+        found[f"{name}, {same + 1}" if same else name] = loop
+    return found
+
+
 def _tune_loops(
-    loops: Sequence[KernelOfLoop], numbers: Device, device: Any, deadline: float | None, advance: Callable[[int], Any]
+    loops: Mapping[str, KernelOfLoop],
+    numbers: Device,
+    device: Any,
+    deadline: float | None,
+    advance: Callable[[int], Any],
 ) -> list[str]:
     """Measures the layouts of every loop that is a kernel, unless that was done. Returns the names of those for which no time was
     left."""
     unfinished = []
-    for loop in loops:
+    for number, (name, loop) in enumerate(loops.items()):
         if loop_layouts.winner_of(loop, numbers) is None:
-            if deadline is not None and time.perf_counter() >= deadline:
-                unfinished.append(loop.kernel.name)
+            until = _until(deadline, len(loops) - number)
+            if until is not None and time.perf_counter() >= until:
+                unfinished.append(name)
                 continue
-            loop_layouts.measure(loop, numbers, device, WAYS)
+            loop_layouts.measure(loop, numbers, device, most=WAYS, at_once=_AT_ONCE, until=until)
         advance(WAYS)
     return unfinished
+
+
+def _until(deadline: float | None, left: int) -> float | None:
+    """Returns when the share ends that the next of so many has of the time that is left; None where there is no limit."""
+    now = time.perf_counter()
+    return None if deadline is None else now + max(0.0, deadline - now) / left
 
 
 def _tune_all(
@@ -165,9 +193,8 @@ def _tune_all(
     """Measure every kernel, each within its share of the time. Returns the names of those for which none was left."""
     unfinished = []
     for number, subject in enumerate(subjects):
-        now = time.perf_counter()
-        until = None if deadline is None else now + max(0.0, deadline - now) / (len(subjects) - number)
-        if until is not None and now >= until:
+        until = _until(deadline, len(subjects) - number)
+        if until is not None and time.perf_counter() >= until:
             unfinished.append(subject.kernel.name)
         else:
             _tune_one(subject, device, until, advance)
@@ -232,12 +259,8 @@ def _candidates(subject: Subject) -> list[Candidate]:
     return _recorded(subject.kernel.name, subject.record)
 
 
-def _layouts(loop: KernelOfLoop, numbers: Device) -> list[Candidate]:
-    """All that is known about the layouts of a loop's kernel, the fastest first."""
-    return _recorded(loop.kernel.name, loop_layouts.known(loop, numbers))
-
-
 def _recorded(kernel: str, record: Record) -> list[Candidate]:
+    """Returns what a record knows of the ways to run a kernel, the fastest first."""
     found = [
         Candidate(
             kernel, entry["schedule"], entry.get("target", ""), entry.get("predicted_us", 0.0),

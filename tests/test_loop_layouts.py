@@ -58,25 +58,25 @@ def times(monkeypatch):
 def test_layouts_are_listed_by_their_price():
     loop = loop_of(decayed, X)
     found = kernels_of(loop, TRITON.device)
-    assert len({k.way for k in found}) == len(found) > 1
+    assert len({k.layout_name for k in found}) == len(found) > 1
     cheapest = kernel_of(loop, TRITON.device)
-    assert cheapest.way == found[0].way and cheapest.price.us == min(k.price.us for k in found)
+    assert cheapest.layout_name == found[0].layout_name and cheapest.price.us == min(k.price.us for k in found)
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
 def test_a_loop_has_the_layout_that_was_fastest(place):
     loop = loop_of(decayed, X)
-    wanted = kernels_of(loop, TRITON.device)[place].way
+    wanted = kernels_of(loop, TRITON.device)[place].layout_name
     run = AsKernel(TRITON.device, fastest=lambda _: wanted)(loop)
     (found,) = loops_as_kernels(jax.make_jaxpr(run)(*(v.aval for v in loop.invars)).jaxpr)
-    assert found.way == wanted
+    assert found.layout_name == wanted
 
 
 def test_a_layout_that_nobody_has_any_more_is_not_asked_for():
     loop = loop_of(decayed, X)
     run = AsKernel(TRITON.device, fastest=lambda _: "of an older version")(loop)
     (found,) = loops_as_kernels(jax.make_jaxpr(run)(*(v.aval for v in loop.invars)).jaxpr)
-    assert found.way == kernel_of(loop, TRITON.device).way
+    assert found.layout_name == kernel_of(loop, TRITON.device).layout_name
 
 
 def test_a_loop_that_xla_runs_as_fast_is_left_to_it():
@@ -85,23 +85,27 @@ def test_a_loop_that_xla_runs_as_fast_is_left_to_it():
 
 def test_tuning_finds_the_fastest_layout_and_other_functions_have_it_too(times):
     loop = loop_of(decayed, X)
-    planned, *_, wanted = [k.way for k in kernels_of(loop, TRITON.device)[:5]]
+    planned, *_, wanted = [k.layout_name for k in kernels_of(loop, TRITON.device)[:5]]
     raced = times(lambda way: 20.0 if way == wanted else 50.0)
     fused = pf.fuse(decayed, options=OPTIONS)
     (before,) = fused.explain(X).loops
-    assert before.way == planned
+    assert before.layout_name == planned
     tuned = pf.tune(fused, X, progress=False)
-    assert [x.way for x in tuned.plan.loops] == [wanted]
+    assert [x.layout_name for x in tuned.plan.loops] == [wanted]
     (best,) = (c for c in tuned.candidates if c.won)
     assert (best.schedule, best.measured_us, best.xla_us) == (wanted, 20.0, 100.0)
     assert "XLA's own 100 us" in str(tuned)
-    (names,) = raced
-    assert names[:2] == [XLA, planned] and len(names) == len(set(names))
-    assert [x.way for x in fused.explain(X).loops] == [wanted]
+    first, *more = raced
+    assert first[:2] == [XLA, planned] and all(
+        names[0] == XLA and len(names) == len(set(names)) <= 5 for names in raced
+    )
+    assert sum(len(names) - 1 for names in raced) == len(tuned.candidates) + len(more)  # the best races again
+    assert [x.layout_name for x in fused.explain(X).loops] == [wanted]
     again = pf.fuse(lambda x: 2.0 * decayed(x), options=OPTIONS)
-    assert [x.way for x in again.explain(X).loops] == [wanted]
+    assert [x.layout_name for x in again.explain(X).loops] == [wanted]
+    races = len(raced)
     pf.tune(again, X, progress=False)
-    assert len(raced) == 1  # it is known
+    assert len(raced) == races  # it is known
 
 
 def test_without_a_faster_layout_the_loop_is_xla_s_own(times):
@@ -113,12 +117,12 @@ def test_without_a_faster_layout_the_loop_is_xla_s_own(times):
 
 
 def test_layouts_that_fail_are_named(times):
-    failing = kernel_of(loop_of(decayed, X), TRITON.device).way
+    failing = kernel_of(loop_of(decayed, X), TRITON.device).layout_name
     times(lambda way: "out of registers" if way == failing else 50.0)
     tuned = pf.tune(pf.fuse(decayed, options=OPTIONS), X, progress=False)
     assert {c.schedule: c.error for c in tuned.candidates if c.error} == {failing: "out of registers"}
     (loop,) = tuned.plan.loops
-    assert loop.way != failing
+    assert loop.layout_name != failing
 
 
 def test_what_could_not_be_measured_changes_nothing(monkeypatch):
@@ -126,14 +130,14 @@ def test_what_could_not_be_measured_changes_nothing(monkeypatch):
     fused = pf.fuse(decayed, options=OPTIONS)
     (before,) = fused.explain(X).loops
     tuned = pf.tune(fused, X, progress=False)
-    assert [x.way for x in tuned.plan.loops] == [before.way] and not tuned.candidates
+    assert [x.layout_name for x in tuned.plan.loops] == [before.layout_name] and not tuned.candidates
 
 
 def test_with_the_clock_all_ways_are_timed():
     """On a CPU every layout is XLA's own loop."""
     loop, device = kernel_of(loop_of(decayed, X), TRITON.device), jax.devices()[0]
-    ways = apart(lambda: loop_layouts.measure(loop, TRITON.device, device, 2), device)
-    assert len(ways) == 2 and loop.way in ways
+    ways = apart(lambda: loop_layouts.measure(loop, TRITON.device, device, most=2, at_once=2), device)
+    assert len(ways) == 2 and loop.layout_name in ways
     record = loop_layouts.known(loop, TRITON.device)
     assert all(entry["us"] > 0 < entry["xla_us"] for entry in record["ways"].values())
     assert record["winner"] in ("", *ways)
@@ -142,4 +146,32 @@ def test_with_the_clock_all_ways_are_timed():
 def test_no_time_is_left(times):
     raced = times(lambda _: 50.0)
     tuned = pf.tune(pf.fuse(decayed, options=OPTIONS), X, seconds=0.0, progress=False)
-    assert not raced and tuned.unfinished == (kernel_of(loop_of(decayed, X), TRITON.device).kernel.name,)
+    (unfinished,) = tuned.unfinished
+    assert not raced and unfinished.startswith("loop_") and "test_loop_layouts.py" in unfinished
+
+
+@pytest.mark.parametrize("error", ["RESOURCE_EXHAUSTED: out of memory", "an operand is too large"])
+def test_where_no_layout_runs_nothing_is_settled(times, error):
+    times(lambda _: error)
+    fused = pf.fuse(decayed, options=OPTIONS)
+    assert pf.tune(fused, X, progress=False).plan.loops
+    assert not loop_layouts.known(kernel_of(loop_of(decayed, X), TRITON.device), TRITON.device)
+
+
+def test_a_shortage_of_memory_is_forgotten(times):
+    short = kernel_of(loop_of(decayed, X), TRITON.device).layout_name
+    times(lambda name: "RESOURCE_EXHAUSTED: out of memory" if name == short else 50.0)
+    tuned = pf.tune(pf.fuse(decayed, options=OPTIONS), X, progress=False)
+    assert tuned.candidates and short not in {c.schedule for c in tuned.candidates}
+
+
+def test_loops_are_told_apart_and_equal_ones_measured_once(times):
+    def function(x):
+        return decayed(x), decayed(x + 1.0), decayed(x[:, :256])
+
+    raced = times(lambda _: 50.0)
+    tuned = pf.tune(pf.fuse(function, options=OPTIONS), X, progress=False)
+    assert len(tuned.plan.loops) == 3
+    assert len(raced) == 2 * 3  # of eight layouts three at a time
+    assert len({c.kernel for c in tuned.candidates}) == sum(c.won for c in tuned.candidates) == 2
+    assert tuned.predicted_xla_us.keys() == {c.kernel for c in tuned.candidates}

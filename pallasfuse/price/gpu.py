@@ -158,9 +158,8 @@ def _one(
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
-    recurrent = by_warps and all(
-        p.is_recurrent for p in programs
-    )  # whose steps wait for what they ask for (`_steps_us`)
+    # whose steps wait for what they ask for (`_steps_us`)
+    recurrent = by_warps and all(p.is_recurrent for p in programs)
     rate = min(device.memory_gb_s, asked) if in_flight and not recurrent else device.memory_gb_s
     loaded = sum(m.memory for w in moved for m in w if not m.is_store)
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)

@@ -30,7 +30,6 @@ from pallasfuse.price.xla_orders import turned_bytes
 from pallasfuse.price.xla_programs import Known
 from pallasfuse.price.xla_repeats import with_repeated
 from pallasfuse.price.xla_trips import copied_for_libraries, copied_in_a_trip, filled_before, updated
-from pallasfuse.price.xla_turned import with_products_turned
 
 
 def price_xla(
@@ -44,7 +43,7 @@ class XlaPrices:
     """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
 
     def __init__(self, program: LoopProgram, device: Device) -> None:
-        self.program, self.device = _as_xla_runs(program, device), device
+        self.program, self.device = as_xla_runs(program, one_by_one=device.platform == "cpu"), device
         self.slices = frozenset(n.name for n in program.nests if is_slice(n))
         self._known = Known()
         self._of_kernels: dict[object, Price] = {}
@@ -92,18 +91,12 @@ class XlaPrices:
         return found
 
 
-def _as_xla_runs(program: LoopProgram, device: Device) -> LoopProgram:
-    """Returns a program that costs XLA on a device what this one does."""
-    one_by_one = as_xla_runs(program, one_by_one=device.platform == "cpu")
-    return with_products_turned(one_by_one) if device.platform == "cpu" else one_by_one
-
-
 def kernels_on(
     device: Device, program: LoopProgram, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset(),
     known: Known | None = None, owned: frozenset[str] = frozenset(),
 ) -> list[XlaKernel]:  # fmt: skip
     """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` and `owned` as in `xla_kernels`."""
-    program = _as_xla_runs(program, device)
+    program = as_xla_runs(program, one_by_one=device.platform == "cpu")
     kernels = xla_kernels(program, habits_on(device), made, read, known, owned)
     if device.platform == "gpu":
         return kernels

@@ -27,8 +27,8 @@ _LAYOUTS_OF_A_ROW = 3
 as its results lie, and as a side of the next one. Two and three were seen in compiled kernels."""
 
 _MATRIX = 2
-"""A step of a loop sums tiles with more axes, and more than what is loaded or stored has, in another layout than it computes them
-in, at times. That was seen in four of 506 layouts of loops that were compiled for an H100."""
+"""The axes of tiles that steps of loops sum as they lie. Tiles of more, and of more than what is loaded or stored has, may be laid
+out anew before: of 506 layouts of loops that were compiled for an H100, four needed the memory for that."""
 
 view_of = Recent(View)
 """Returns the view of a program: its resources, its price and its rules all look at it."""

@@ -78,7 +78,8 @@ class Shrinking:
     def _float(self, value: float) -> float:
         if not math.isfinite(value) or abs(value) in (0.0, 1.0):
             return value
-        for count, small in self.counts.items():
+        # the count itself before the one of which it is a multiple
+        for count, small in sorted(self.counts.items(), reverse=True):
             ratio = value / count
             if math.isclose(abs(ratio), 1.0) or (count >= 32 and ratio == int(ratio) and abs(ratio) <= _KEPT):
                 return ratio * small

@@ -14,7 +14,7 @@ from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.xla import price_xla
+from pallasfuse.price.xla import XlaPrices, price_xla
 from pallasfuse.price.xla_turned import with_products_turned
 
 CPU = device.assumed("cpu")
@@ -76,6 +76,27 @@ def test_only_matrices_are_turned():
 
     program = convert(jax.make_jaxpr(function)(struct(3, 8, 6), struct(3, 8, 4))).program
     assert with_products_turned(program) is program
+
+
+def test_a_product_that_is_sorted_too_stays_as_it_is():
+    def function(x, g):
+        p = product(x, g)
+        return p.T, jnp.sort(p, 1)
+
+    program = convert(jax.make_jaxpr(function)(struct(8, 6), struct(8, 4))).program
+    assert with_products_turned(program) is program
+
+
+def test_a_kernel_of_ours_has_the_product_as_it_is():
+    """It reads the product, or makes it: XLA computes it for the kernel, or has only its transposition left to do."""
+    program = convert(jax.make_jaxpr(lambda x, g: jnp.tanh(product(x, g).T))(struct(64, 256), struct(64, 1024))).program
+    first, transposed, last = (n.name for n in program.nests)
+    prices = XlaPrices(program, CPU)
+    alone = prices.us()
+    assert prices.us(frozenset({transposed, last}), frozenset({first})) == us(product, (64, 256), (64, 1024))
+    inputs = frozenset(t.name for t in program.inputs)
+    assert prices.us(frozenset({first}), inputs) == us(lambda p: jnp.tanh(p.T), (1024, 256))
+    assert prices.us() == alone == us(lambda x, g: jnp.tanh(straight(x, g)), (64, 256), (64, 1024))
 
 
 @pytest.mark.parametrize("axes", [(COLUMN, ROW), (SUMMED, ROW)])

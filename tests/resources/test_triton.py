@@ -287,12 +287,35 @@ def test_what_a_step_of_a_loop_sums_may_be_laid_out_anew():
     def step(s, _):
         return (s[:, :, None] + jnp.cos(s)[None, :, :]).max(1), None
 
-    def steps(x):
-        return jax.lax.scan(step, x, length=64)[0]
+    def of_matrices(s, _):
+        return s - s.max(), None
 
-    options = pf.FuseOptions(target="triton", price=True)
-    plan = pf.fuse(steps, options=options).explain(kernels.array(16, 16, dtype="float32"))
-    (program,) = (x.kernel for x in plan.loops)
-    assert program.is_recurrent
-    anew = [b.bytes for b in triton.resources(program, TRITON).buffers if "sums, laid out anew" in b.name]
-    assert anew == [16 * 16 * 16 * 4]
+    def of_cubes(s, _):
+        return s - s.max(), None
+
+    def anew(step, *shape):
+        options = pf.FuseOptions(target="triton", price=True)
+        plan = pf.fuse(lambda x: jax.lax.scan(step, x, length=64)[0], options=options).explain(
+            kernels.array(*shape, dtype="float32")
+        )
+        (program,) = (x.kernel for x in plan.loops)
+        assert program.is_recurrent
+        return [b.bytes for b in triton.resources(program, TRITON).buffers if "sums, laid out anew" in b.name]
+
+    assert anew(step, 16, 16) == [16 * 16 * 16 * 4]
+    assert anew(of_matrices, 16, 16) == []
+    assert anew(of_cubes, 4, 8, 8) == []  # it loads as many axes as it sums
+
+
+def test_sums_outside_of_steps_are_laid_out_as_they_are_computed():
+    """Distances between points, summed over a third axis, took no shared memory for that: it would be more than there is."""
+
+    def distances(x, y):
+        return jnp.abs(x[:, None, :] - y[None, :, :]).sum(-1)
+
+    x = kernels.array(512, 16, dtype="float32")
+    options = pf.FuseOptions(target="triton", price=False)
+    (kernel, *_) = pf.fuse(lambda x, y: jax.nn.softmax(-distances(x, y), -1), options=options).explain(x, x).kernels
+    program = kernel.phases[0].program
+    assert not program.is_recurrent
+    assert not any("sums, laid out anew" in b.name for b in triton.resources(program, TRITON).buffers)

@@ -70,6 +70,14 @@ def test_counts_shrink_with_the_axis_that_they_count(function):
     assert not counts & {float(BIG), 1 / BIG}
 
 
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_a_count_is_not_taken_for_a_multiple_of_another_one(times):
+    """A mean over 64 rows of sums of 32 products divides by 64, and not by twice 32."""
+    loops = program_of(lambda x, w: jnp.mean(x @ w, 0), (32 * times, 32), (32, 8))
+    small = shrinking(loops, {a: 5 if a.extent == 32 else 3 for n in loops.nests for a in getattr(n, "reduced", ())})
+    assert (small.number(32.0 * times, "float32"), small.number(32.0, "float32")) == (3.0, 5.0)
+
+
 def test_counts_of_two_axes_shrink_to_the_product():
     loops = program_of(lambda x: jnp.mean(x, (1, 2)), (64, 40, 56))
     small, short = shrunk(loops)
