@@ -18,7 +18,7 @@ from pallasfuse.pipeline import parts_of, prove_plan
 from pallasfuse.plan import Plan
 from pallasfuse.proof import Counterexample, Proof, short_kernels
 from pallasfuse.stages import Tiled
-from pallasfuse.verification.reference import float64_results, largest_bytes, sensitivity
+from pallasfuse.verification.reference import float64_results, largest_bytes, noise, sensitivity
 
 _MOST_BYTES = 1 << 31
 _MOST_BYTES_OF_LOOPS = 1 << 27
@@ -199,7 +199,10 @@ def _measure_calls(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
         name = f"result {n}" if len(have) > 1 else "result"
         wrong = _compare(name, ours, theirs, exact, errors, _NOWHERE)
         if wrong is not None:
-            moved = sensitivity(jaxpr, [*jaxpr.consts, *arrays], truth, seed) if moved is None else moved
+            if moved is None:
+                given = [*jaxpr.consts, *arrays]
+                by_any = zip(sensitivity(jaxpr, given, truth, seed), noise(jaxpr, given, truth, seed), strict=True)
+                moved = [np.maximum(*both) for both in by_any]
             wrong = _compare(name, ours, theirs, exact, [], moved[n])
         if wrong is not None and plan.exceptions and not np.isfinite([ours[wrong.index], theirs[wrong.index]]).all():
             excepted.append(f"{wrong}, which the exceptions of the plan allow (Plan.exceptions)")

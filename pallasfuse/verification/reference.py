@@ -1,11 +1,13 @@
 """A jaxpr in float64: what its floating-point results are compared with."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
@@ -13,6 +15,11 @@ from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
 _ROUNDINGS = 4
+_ROUNDS = frozenset({
+    "add", "add_any", "sub", "mul", "div", "dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "exp", "exp2", "expm1",
+    "log", "log1p", "tanh", "logistic", "erf", "rsqrt", "sqrt", "cbrt", "pow", "integer_pow", "square", "sin", "cos", "tan",
+})  # fmt: skip
+"""Operations whose results are rounded, of those that most programs are made of."""
 _OF_BITS = ("bitcast_convert_type", "random_bits")
 """Operations whose results depend on the number of bits of a type."""
 
@@ -53,7 +60,11 @@ def _as_wide(variable: Any, array: Any) -> Any:
     return np.asarray(array, _wide(dtype)) if isinstance(dtype, np.dtype) else array  # keys of random numbers stay
 
 
-def _run(jaxpr: Jaxpr, given: dict[Any, Any]) -> list[Any]:
+def _run(jaxpr: Jaxpr, given: dict[Any, Any], rounded: Callable[[JaxprEqn, Any, Any], Any] | None = None) -> list[Any]:
+    """Returns the results of a jaxpr over float64.
+
+    rounded: what becomes of a floating-point result, by its equation and variable. It is not asked in bodies of loops and branches.
+    """
     known = dict(given)
 
     def look_up(atom: Any) -> Any:
@@ -64,7 +75,10 @@ def _run(jaxpr: Jaxpr, given: dict[Any, Any]) -> list[Any]:
     for eqn in jaxpr.eqns:
         results = _compat.bind(_widened(eqn), [look_up(a) for a in eqn.invars])
         for v, result in zip(eqn.outvars, results, strict=True):
-            known[v] = result.astype(_wide(result.dtype)) if jnp.issubdtype(result.dtype, jnp.floating) else result
+            is_float = jnp.issubdtype(result.dtype, jnp.floating)
+            known[v] = result.astype(_wide(result.dtype)) if is_float else result
+            if is_float and rounded is not None:
+                known[v] = rounded(eqn, v, known[v])
     return [look_up(v) for v in jaxpr.outvars]
 
 
@@ -122,6 +136,45 @@ def sensitivity(
         signs = [-s for s in signs] if n % 2 else [random.choice([-1, 1], a.shape) for a in arguments]
         results = run([rounded(a, s) for a, s in zip(arguments, signs, strict=True)])
         moved = [np.maximum(m, _distance(now, x)) for m, now, x in zip(moved, results, exact, strict=True)]
+    return moved
+
+
+def _by_chance(shape: tuple[int, ...], number: Any) -> Any:
+    """Returns booleans that look drawn, by a hash of their places and a number (a compiler takes long for better ones)."""
+    x = lax.iota(jnp.uint32, int(np.prod(shape, dtype=int))) * np.uint32(0x9E3779B1) + number * np.uint32(0x85EBCA77)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0xC2B2AE3D)
+    return ((x ^ (x >> np.uint32(13))) & np.uint32(1)).astype(bool).reshape(shape)
+
+
+def noise(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """Returns how far each result moves, at most, when each sum, product and function in the program is rounded up or down by
+    chance, as its own type rounds.
+
+    What is zero of necessity does not move with the arguments: the gradient of a bias that a norm takes off again is what the
+    roundings of its terms leave.
+    """
+    names = (*jaxpr.constvars, *jaxpr.invars)
+
+    def run(number: Any, *arrays: Any) -> list[Any]:
+        count = itertools.count(1)
+
+        def rounded(eqn: JaxprEqn, variable: Any, value: Any) -> Any:
+            dtype = _compat.dtype_of(variable)
+            if eqn.primitive.name not in _ROUNDS or not jnp.issubdtype(dtype, jnp.floating):
+                return value
+            up = _by_chance(value.shape, number + np.uint32(2 * next(count)))
+            half = 0.5 * float(jnp.finfo(dtype).eps)
+            return value * jnp.where(up, 1 + half, 1 - half)
+
+        return _run(jaxpr, dict(zip(names, arrays, strict=True)), rounded)
+
+    compiled = jax.jit(run)
+    moved = [np.zeros(x.shape) for x in exact]
+    with jax.enable_x64(True):
+        values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
+        for n in range(_ROUNDINGS):
+            results = [np.asarray(_as_numbers(x)) for x in compiled(np.uint32(seed + 7919 * n), *values)]
+            moved = [np.maximum(m, _distance(now, x)) for m, now, x in zip(moved, results, exact, strict=True)]
     return moved
 
 

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.verification.reference import float64_results, largest_bytes, sensitivity
+from pallasfuse.verification.reference import float64_results, largest_bytes, noise, sensitivity
 
 pytestmark = pytest.mark.any_jax
 
@@ -136,3 +137,38 @@ def test_the_coarsest_type_of_the_program_is_what_is_rounded_to():
     x = np.array([0.3, 2.7], np.float32)
     fine, coarse = moved(lambda x: x * 2, x)[0], moved(lambda x: (x.astype(jnp.bfloat16) * 2).astype(jnp.float32), x)[0]
     assert (coarse > 1e3 * fine).all()
+
+
+def bias_before_a_norm(b, x):
+    """The gradient of a bias that a norm takes off again: zero, whatever the arguments are."""
+
+    def loss(b):
+        y = x + b
+        y = y - y.mean(0)
+        return (jnp.tanh(y * lax.rsqrt((y * y).mean(0) + 1e-5)) ** 3).sum()
+
+    return jax.grad(loss)(b)
+
+
+def test_what_is_zero_of_necessity_moves_by_the_roundings_of_its_terms():
+    draw = np.random.default_rng(0)
+    b, x = draw.normal(size=8).astype(np.float32), draw.normal(size=(64, 8)).astype(np.float32)
+    jaxpr = convert(jax.make_jaxpr(bias_before_a_norm)(b, x)).jaxpr
+    given = [*jaxpr.consts, b, x]
+    exact = float64_results(jaxpr, given)
+    (by_arguments,), (by_roundings,) = (f(jaxpr, given, exact, 0) for f in (sensitivity, noise))
+    got = np.abs(np.asarray(jax.jit(bias_before_a_norm)(b, x), np.float64))
+    assert np.abs(exact[0]).max() < 1e-12
+    assert 1e-8 < got.max() < 1e-4
+    assert by_arguments.max() < 1e-12
+    assert got.max() / 30 < by_roundings.max() < 30 * got.max()
+
+
+def test_roundings_move_other_results_as_little_as_they_do():
+    x = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
+    jaxpr = convert(jax.make_jaxpr(lambda x: (x.T, jnp.maximum(x, 0.0), jax.nn.softmax(x, -1)))(x)).jaxpr
+    given = [*jaxpr.consts, x]
+    exact = float64_results(jaxpr, given)
+    turned, clipped, shares = noise(jaxpr, given, exact, 0)
+    assert not turned.any() and not clipped.any()
+    assert 0 < (shares / exact[2]).max() < 2e-6
