@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from pallasfuse.tiling.recurrence import Layout  # a plan that was kept runs without what plans
 
 
+LEFT_TO_XLA = ""
+"""This stands in place of the name of a layout where XLA's own loop is as fast as any kernel."""
+
+
 @dataclass(frozen=True, eq=False)
 class KernelOfLoop:
     """The parameter of an equation that stands for a loop: the loop's own equation, and the kernel that runs it."""

@@ -14,19 +14,15 @@ from pallasfuse.environment import environment
 from pallasfuse.errors import Refusal
 from pallasfuse.executables import Executables, is_shortage
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
+from pallasfuse.loop_calls import LEFT_TO_XLA, KernelOfLoop, recurrence_p
 from pallasfuse.measure import BUDGET_S, compare
 from pallasfuse.parts import digest
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA
 
-_LOOP = ""
-"""The winner of a record where no kernel is faster than XLA's own loop."""
-
 
 def winner_of(loop: KernelOfLoop, device: Device) -> str | None:
-    """Returns the layout that was the fastest for a loop (`KernelOfLoop.layout_name`); empty where XLA's own loop was as fast, None
-    where nobody knows.
+    """Returns the name of the layout that was the fastest for a loop, or `LEFT_TO_XLA`; None where nobody knows.
 
     device: its numbers, as plans have them.
     """
@@ -87,12 +83,13 @@ def measure(
     if timed:
         ways = {n: _entry(kernels[n]) | {"us": ours, "xla_us": by_xla} for n, (ours, by_xla) in timed.items()}
         ways |= {n: _entry(kernels[n]) | {"error": error} for n, error in errors.items() if n in kernels}
-        record = {"winner": _LOOP if winner == XLA else winner, "ways": ways}
+        record = {"winner": LEFT_TO_XLA if winner == XLA else winner, "ways": ways}
         current().update(_identity(loop, numbers), lambda _: record)
     return [n for n in kernels if n in timed or n in errors or n in passing]
 
 
 def _entry(kernel: KernelOfLoop) -> Record:
+    """Returns what a record says of a layout before it is measured."""
     return {"schedule": kernel.layout_name, "target": kernel.target.name, "predicted_us": kernel.price.us}
 
 

@@ -27,7 +27,7 @@ from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
 from pallasfuse.jaxpr_frontend import Converted, flatten, left_by_user
-from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels, recurrence_p
+from pallasfuse.loop_calls import LEFT_TO_XLA, KernelOfLoop, loops_as_kernels, recurrence_p
 from pallasfuse.loop_distribution import distributed
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.resources import triton
@@ -67,8 +67,8 @@ class AsKernel:
     shortest: int = _SHORTEST
     """The fewest trips of a loop that is a kernel."""
     fastest: Callable[[KernelOfLoop], str | None] = lambda _: None
-    """The layout that a clock has found the fastest for the loop of a kernel (`KernelOfLoop.layout_name`); empty where XLA's own
-    loop was as fast, None where no clock was asked."""
+    """Returns the name of the layout that a clock has found the fastest for the loop of a kernel, or `LEFT_TO_XLA`; None where no
+    clock was asked."""
     _known: dict[tuple[Any, ...], tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
     """The answers, with the equations that they were found for: a flattened program has the same bodies in other equations."""
 
@@ -115,7 +115,7 @@ class AsKernel:
         if isinstance(found, Refusal):
             return None
         name = self.fastest(found[0])
-        if name == "":
+        if name == LEFT_TO_XLA:
             left.append(eqn)
             return None
         chosen = next((k for k in found if k.layout_name == name), found[0])

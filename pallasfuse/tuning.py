@@ -125,9 +125,8 @@ def tune(
     left: list[str] = []
     if loops:
         with bars(total=len(loops) * WAYS) as bar:
-            # loops have half of the time, kernels the rest
-            of_loops = None if deadline is None else start + (deadline - start) / 2
-            left = apart(lambda: _tune_loops(loops, numbers, device, of_loops, bar.update), device)
+            others = sum(len(p.kernels) for p in plan.all())
+            left = apart(lambda: _tune_loops(loops, others, numbers, device, deadline, bar.update), device)
         fused.renew()
         plan, _ = fused.planned(*args, **kwargs)  # with the fastest layouts
     subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
@@ -162,17 +161,21 @@ def _named(loops: Sequence[KernelOfLoop]) -> dict[str, KernelOfLoop]:
 
 def _tune_loops(
     loops: Mapping[str, KernelOfLoop],
+    others: int,
     numbers: Device,
     device: Any,
     deadline: float | None,
     advance: Callable[[int], Any],
 ) -> list[str]:
     """Measures the layouts of every loop that is a kernel, unless that was done. Returns the names of those for which no time was
-    left."""
+    left.
+
+    others: kernels that want as much time each as a loop does.
+    """
     unfinished = []
     for number, (name, loop) in enumerate(loops.items()):
         if loop_layouts.winner_of(loop, numbers) is None:
-            until = _until(deadline, len(loops) - number)
+            until = _until(deadline, len(loops) - number + others)
             if until is not None and time.perf_counter() >= until:
                 unfinished.append(name)
                 continue

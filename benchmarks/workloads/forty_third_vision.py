@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.workloads.registry import Built, Size, half, integers, pick, program
-from benchmarks.workloads.twenty_sixth_parts import drawn, layers_of_nnx
+from benchmarks.workloads.twenty_sixth_parts import drawn, layers_of_nnx, residual_layers_of_nnx
 
 GROUP = "forty-third"
 
@@ -27,22 +27,7 @@ def _doubtful(size: Size) -> Built:
     )
     dtype, groups = half(size), pick(size, 32, 8, 2)
     dense, _, conv = layers_of_nnx(dtype)
-
-    def norm(n, rngs):
-        """This is a norm by groups of channels."""
-        return nnx.GroupNorm(n, num_groups=min(groups, n // 2), dtype=dtype, param_dtype=dtype, rngs=rngs)
-
-    class Unit(nnx.Module):
-        """This is a residual unit."""
-
-        def __init__(self, i, o, stride, rngs):
-            self.first, self.second = conv(i, o, 3, rngs, stride), conv(o, o, 3, rngs)
-            self.norm1, self.norm2 = norm(o, rngs), norm(o, rngs)
-            self.short = conv(i, o, 1, rngs, stride) if i != o or stride > 1 else None
-
-        def __call__(self, x):
-            y = self.norm2(self.second(nnx.relu(self.norm1(self.first(x)))))
-            return nnx.relu(y + (x if self.short is None else self.short(x)))
+    norm, Unit = residual_layers_of_nnx(dtype, groups)
 
     class Net(nnx.Module):
         """This gives coarse logits and fine features at a quarter of the side."""

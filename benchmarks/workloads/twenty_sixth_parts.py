@@ -41,6 +41,30 @@ def layers_of_nnx(dtype: Any) -> tuple[Callable[..., Any], ...]:
     return dense, norm, conv
 
 
+def residual_layers_of_nnx(dtype: Any, groups: int) -> tuple[Callable[..., Any], type]:
+    """Returns a function that makes a norm by groups of channels, and the class of residual units of nnx with such norms."""
+    from flax import nnx
+
+    _, _, conv = layers_of_nnx(dtype)
+
+    def norm(n, rngs):
+        return nnx.GroupNorm(n, num_groups=min(groups, n // 2), dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+    class Unit(nnx.Module):
+        """This is a residual unit: two convolutions of 3 x 3, beside the input or a convolution of it."""
+
+        def __init__(self, i, o, stride, rngs):
+            self.first, self.second = conv(i, o, 3, rngs, stride), conv(o, o, 3, rngs)
+            self.norm1, self.norm2 = norm(o, rngs), norm(o, rngs)
+            self.short = conv(i, o, 1, rngs, stride) if i != o or stride > 1 else None
+
+        def __call__(self, x):
+            y = self.norm2(self.second(nnx.relu(self.norm1(self.first(x)))))
+            return nnx.relu(y + (x if self.short is None else self.short(x)))
+
+    return norm, Unit
+
+
 def state_of(optimiser: Any, weights: Any) -> Any:
     """This describes the state of an optimiser: counts of steps, small averages and small squares above zero."""
 

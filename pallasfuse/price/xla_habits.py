@@ -44,8 +44,6 @@ class Habits:
     """Few enough rows of a product for its other operand to be computed as it is read: once, in one tile."""
     fuses_moves: bool = False
     """Operations that take, join or rearrange elements are computed where their results are read."""
-    turns_products: bool = False
-    """A product that is only transposed is computed the other way round (`xla_turned`)."""
     chooses_orders: bool = False
     """XLA stores what its loops make in the order of dimensions of the largest tensor that it is made of (`xla_layouts`)."""
 
@@ -69,6 +67,4 @@ def habits_on(device: Device) -> Habits:
             fuses_moves=True,
             chooses_orders=True,
         )
-    return Habits(
-        False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False, turns_products=True
-    )  # fmt: skip
+    return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)

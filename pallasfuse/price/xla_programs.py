@@ -9,7 +9,6 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.price.xla_forms import LibraryProduct
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_layouts import Layouts
-from pallasfuse.price.xla_turned import with_products_turned
 
 
 @dataclass(slots=True)
@@ -37,8 +36,6 @@ class Known:
         if key not in self.programs:
             self.programs[key] = Layouts(without_repetitions(program, key))
         found = self.programs[key]
-        if habits.turns_products:
-            return with_products_turned(found.program, kept)
         return found.beside(kept) if habits.chooses_orders else found.program
 
 

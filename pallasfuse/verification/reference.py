@@ -15,7 +15,7 @@ from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
 _ROUNDINGS = 4
-_ROUNDS = frozenset({
+_ROUNDED_OPERATIONS = frozenset({
     "add", "add_any", "sub", "mul", "div", "dot_general", "conv_general_dilated", "reduce_sum", "cumsum", "exp", "exp2", "expm1",
     "log", "log1p", "tanh", "logistic", "erf", "rsqrt", "sqrt", "cbrt", "pow", "integer_pow", "square", "sin", "cos", "tan",
 })  # fmt: skip
@@ -150,8 +150,8 @@ def noise(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], s
     """Returns how far each result moves, at most, when each sum, product and function in the program is rounded up or down by
     chance, as its own type rounds.
 
-    What is zero of necessity does not move with the arguments: the gradient of a bias that a norm takes off again is what the
-    roundings of its terms leave.
+    A result that is zero for all arguments does not move with them. Such is the gradient of a bias that is subtracted again, as a
+    part of a mean: in floating point it is what the roundings of its terms leave.
     """
     names = (*jaxpr.constvars, *jaxpr.invars)
 
@@ -160,7 +160,7 @@ def noise(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], s
 
         def rounded(eqn: JaxprEqn, variable: Any, value: Any) -> Any:
             dtype = _compat.dtype_of(variable)
-            if eqn.primitive.name not in _ROUNDS or not jnp.issubdtype(dtype, jnp.floating):
+            if eqn.primitive.name not in _ROUNDED_OPERATIONS or not jnp.issubdtype(dtype, jnp.floating):
                 return value
             up = _by_chance(value.shape, number + np.uint32(2 * next(count)))
             half = 0.5 * float(jnp.finfo(dtype).eps)
