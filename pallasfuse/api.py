@@ -312,7 +312,7 @@ class FusedFunction[**P, R]:
         plan, device = self.planned(*args, **kwargs)
         if device is None or not wanted(self._options):
             return plan
-        call = self._call_of(args, kwargs)
+        call = self.call_of(args, kwargs)
         if call is None:
             return check(plan, device, measure=False)
         return call.settled(target_at_hand(None, self._options), device, measure=False)
@@ -333,12 +333,12 @@ class FusedFunction[**P, R]:
         """Returns a call's plan; None where it is more than one equation. device: None where the arguments are on several."""
         with IMPORTS:
             from pallasfuse.stages import target_at_hand
-        call = self._call_of(args, kwargs)
+        call = self.call_of(args, kwargs)
         if call is None:
             return None
         return call.plan(call.judged(target_at_hand(None, self._options), device))
 
-    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
         """The equation that a call is traced to; None where it is more than one, or another."""
         try:
             (eqn,) = self._jitted.trace(*args, **kwargs).jaxpr.eqns
@@ -375,8 +375,8 @@ class _MethodOfArgument[**P, R](FusedFunction[P, R]):
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
 
-    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
-        return self._unbound._call_of((self._instance, *args), kwargs)
+    def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
+        return self._unbound.call_of((self._instance, *args), kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._unbound.lower(self._instance, *args, **kwargs)

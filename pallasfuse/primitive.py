@@ -110,12 +110,12 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.shapes_kernels
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            forms = sure_forms(self.jaxpr, target, own.exclude, self._planned_alone(target)) if sure else iter(())
+            forms = sure_forms(self.jaxpr, target, own.exclude, self.planned_alone(target)) if sure else iter(())
             fit = (form for form in forms if not self._may_lose_kernels(form, target))
             program = self.programs[key] = next(fit, self.jaxpr)
         return program
 
-    def _planned_alone(self, target: Target) -> WithKernels | None:
+    def planned_alone(self, target: Target) -> WithKernels | None:
         """Returns what plans an operation alone, unchecked: what it is a part of is checked. None: the target has no kernels."""
         if not target.writes_kernels:
             return None
@@ -209,7 +209,7 @@ class FusedCall:
 
         measure: False looks up what is known, and measures nothing.
         """
-        other, verdict = self._written_out(target, device, measure=measure)
+        other, verdict = self.in_faster_form(target, device, measure=measure)
         if other is None:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
@@ -254,13 +254,15 @@ class FusedCall:
                 self.unchecked.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
             return self.unchecked[0]
 
-    def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":
+    def in_faster_form(
+        self, target: Target, device: Any, *, measure: bool
+    ) -> "tuple[FusedCall | None, Verdict | None]":
         """The call with loops and operations written out, if a clock says that XLA runs it faster, and what it said."""
         if self.is_body or self.options.strict or not wanted(self.options):
             return None, None
         try:
             best, form, verdict = chosen_form(
-                self.jaxpr, target, device, self.options.exclude, self._planned_alone(target), measure=measure
+                self.jaxpr, target, device, self.options.exclude, self.planned_alone(target), measure=measure
             )
         except Exception as error:
             warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "

@@ -26,8 +26,11 @@ from pallasfuse.loop_calls import KernelOfLoop
 from pallasfuse.loop_failures import words_for
 from pallasfuse.measure import BUDGET_S, Measured, compare
 from pallasfuse.plan import Kernel, Plan
+from pallasfuse.primitive import FusedCall
+from pallasfuse.stages import target_at_hand
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
+from pallasfuse.written_out import loops_of_forms
 
 WAYS = 8
 """So many ways to run a kernel are measured, if the time does for them, and trees that a search finds."""
@@ -118,8 +121,19 @@ def tune(
     plan, device = fused.planned(*args, **kwargs)
     if device is None:
         raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
-    numbers = plan.target.device
-    loops = _named(loop_layouts.distinct((loop for p in plan.all() for loop in p.loops), numbers))
+    numbers, target = plan.target.device, target_at_hand(None, plan.options)
+
+    def checked_call() -> FusedCall | None:
+        """The call whose form a clock chooses; None where there is no such choice."""
+        return fused.call_of(args, kwargs) if wanted(plan.options) and not plan.options.strict else None
+
+    call = checked_call()
+    of_forms = (
+        []
+        if call is None
+        else loops_of_forms(call.jaxpr, target, device, call.options.exclude, call.planned_alone(target))
+    )
+    loops = _named(loop_layouts.distinct((*of_forms, *(loop for p in plan.all() for loop in p.loops)), numbers))
     bars = partial(tqdm, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
                    disable=None if progress is None else not progress)  # fmt: skip
     left: list[str] = []
@@ -129,12 +143,23 @@ def tune(
             left = apart(lambda: _tune_loops(loops, others, numbers, device, deadline, bar.update), device)
         fused.renew()
         plan, _ = fused.planned(*args, **kwargs)  # with the fastest layouts
-    subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
+        call = checked_call()
+
+    def in_time() -> bool:
+        return deadline is None or time.perf_counter() < deadline
+
+    plans = [plan]
+    if call is not None:
+        form, _ = call.in_faster_form(target, device, measure=in_time())
+        plans = plans if form is None else [form.plan(form.judged(target, device)), plan]
+    subjects = [s for of in plans for p in of.all() for s in Bench(p, device).subjects]
     distinct = {(str(sorted(s.identity.items())), s.way): s for s in subjects}
     with bars(total=len(distinct) * WAYS) as bar:
         unfinished = left + apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
-    measure = deadline is None or time.perf_counter() < deadline
-    settled = check(plan, device, measure=measure) if wanted(plan.options) else unchecked(plan, device)
+    if call is not None:
+        settled = call.settled(target, device, measure=in_time())
+    else:
+        settled = check(plan, device, measure=in_time()) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()
     candidates = tuple(c for s in distinct.values() for c in _candidates(s))
     candidates += tuple(

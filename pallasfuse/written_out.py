@@ -28,7 +28,7 @@ from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import flatten, fused_calls
-from pallasfuse.loop_calls import loops_as_kernels
+from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.loop_layouts import winner_of
 from pallasfuse.lost_in_bodies import OF_KERNELS, bodies_left, lost_in_bodies, that_kernels_have
@@ -261,6 +261,17 @@ def _error_of(found: Measured, key: str) -> str:
     """Returns the error by which one of compared programs does not run, whenever it is tried; empty where it has none."""
     error = found.uncompiled.get(key) or found.failed.get(key, "")
     return "" if is_shortage(error) else error
+
+
+def loops_of_forms(
+    jaxpr: Jaxpr, target: Target, device: Any, exclude: Sequence[str], with_kernels: WithKernels | None
+) -> list[KernelOfLoop]:  # fmt: skip
+    """Returns the loops that are kernels in some form of a program that a clock may be asked about; as far as is known without it.
+
+    with_kernels: as of `Decomposer`.
+    """
+    ways = forms(jaxpr, target, device, exclude, with_kernels, measure=False)
+    return [loop for form in ways.values() for loop in loops_as_kernels(form)]
 
 
 def chosen_form(

@@ -1,5 +1,7 @@
 """The layouts of loops that are kernels are compared when a user tunes, and the fastest is used from then on."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax import lax
 
 import pallasfuse as pf
-from pallasfuse import loop_layouts
+from pallasfuse import loop_layouts, written_out
 from pallasfuse.isolation import apart
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.measure import Measured
@@ -175,3 +177,61 @@ def test_loops_are_told_apart_and_equal_ones_measured_once(times):
     assert len(raced) == 2 * 3  # of eight layouts three at a time
     assert len({c.kernel for c in tuned.candidates}) == sum(c.won for c in tuned.candidates) == 2
     assert tuned.predicted_xla_us.keys() == {c.kernel for c in tuned.candidates}
+
+
+@pytest.fixture
+def forms_win(monkeypatch):
+    """A clock of whole programs says that XLA runs any other form of them in half the time. Returns the races."""
+    raced = []
+
+    def compare(functions, avals, device, **_):
+        raced.append(list(functions))
+        found = {name: 200.0 if name == XLA else 100.0 for name in functions}
+        ways = [name for name in functions if name != XLA]
+        return Measured(found, ways[0], frozenset(ways))
+
+    monkeypatch.setenv("PALLASFUSE_CHECK", "1")
+    monkeypatch.setattr(written_out, "compare", compare)
+    return raced
+
+
+def test_loops_of_forms_that_a_clock_chooses_are_tuned_before_it_chooses(times, forms_win):
+    wanted = kernels_of(loop_of(decayed, X), TRITON.device)[4].layout_name
+    times(lambda way: 20.0 if way == wanted else 50.0)
+    fused = pf.fuse(decayed, options=replace(OPTIONS, check=True))
+    assert not fused.explain(X).loops  # no clock has been asked
+    tuned = pf.tune(fused, X, progress=False)
+    assert [x.layout_name for x in tuned.plan.loops] == [wanted]
+    assert [c.schedule for c in tuned.candidates if c.won] == [wanted]
+    assert forms_win
+    races = len(forms_win)
+    assert [x.layout_name for x in fused.explain(X).loops] == [wanted]
+    again = pf.tune(fused, X, progress=False)
+    assert [x.layout_name for x in again.plan.loops] == [wanted] and len(forms_win) == races
+
+
+def test_a_loop_whose_forms_lose_is_xla_s_own_after_it_is_tuned(times, monkeypatch):
+    times(lambda _: 50.0)
+    monkeypatch.setenv("PALLASFUSE_CHECK", "1")
+    monkeypatch.setattr(
+        written_out, "compare", lambda functions, *_, **__: Measured(dict.fromkeys(functions, 100.0), XLA)
+    )
+    tuned = pf.tune(pf.fuse(decayed, options=replace(OPTIONS, check=True)), X, progress=False)
+    assert tuned.candidates and not tuned.plan.loops
+
+
+def test_no_form_is_timed_when_the_time_is_over(times, forms_win):
+    times(lambda _: 50.0)
+    tuned = pf.tune(pf.fuse(decayed, options=replace(OPTIONS, check=True)), X, seconds=0.0, progress=False)
+    assert tuned.unfinished and not forms_win and not tuned.plan.loops
+
+
+def test_a_loop_of_which_the_user_leaves_something_to_xla_is_not_tuned(times, forms_win):
+    def function(x):
+        with jax.named_scope("mine"):
+            return decayed(x)
+
+    raced = times(lambda _: 50.0)
+    tuned = pf.tune(pf.fuse(function, options=replace(OPTIONS, check=True, exclude=("mine",))), X, progress=False)
+    assert not tuned.plan.loops and not raced
+    assert pf.tune(pf.fuse(function, options=replace(OPTIONS, check=True)), X, progress=False).plan.loops
