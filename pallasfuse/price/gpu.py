@@ -100,12 +100,15 @@ def price(
 ) -> Price:
     """The price of the programs of one kernel, one after the other."""
     works = [_work(p, spreads=not (emission.warpgroups or emission.together)) for p in programs]
-    if emission.warpgroups:
-        works = [gpu_warpgroups.in_slices(p, w, emission.longest) for p, w in zip(programs, works, strict=True)]
+    slices = [gpu_warpgroups.taken_in_slices(p, emission.longest) if emission.warpgroups else () for p in programs]
+    works = [gpu_warpgroups.in_every_trip(w, of) if of else w for w, of in zip(works, slices, strict=True)]
     of_each: Sequence[Resources | None] = held if held is not None else [None] * len(programs)
     if emission.together:
         return _one(programs, works, device, emission, max((r for r in of_each if r), key=_registers, default=None))
-    prices = [_one([p], [w], device, emission, r) for p, w, r in zip(programs, works, of_each, strict=True)]
+    prices = [
+        _one([p], [w], device, emission, r, in_slices=bool(s))
+        for p, w, r, s in zip(programs, works, of_each, slices, strict=True)
+    ]
     return sum(prices[1:], prices[0])
 
 
@@ -133,6 +136,8 @@ def _one(
     device: Device,
     emission: Emission,
     held: Resources | None,
+    *,
+    in_slices: bool = False,
 ) -> Price:
     blocks = works[0].blocks
     processors = device.multiprocessors
@@ -257,6 +262,8 @@ def _one(
         begin_us = rounds * sum((1 + w.started) * latency_us for w in works)
         *moved_us, waited_us = (t.us for t in moving)
         busy = waited_us - begin_us + _joined([begin_us, *moved_us, *(t.us for t in computing)], _OVERLAP)
+    elif in_slices:  # copies run beside the long products of a trip, what follows these beside none
+        busy = _joined([_joined([t.us for t in computing], _WAITING_ALONE), *(t.us for t in moving)], _OVERLAP)
     elif by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
         waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING
