@@ -45,8 +45,10 @@ from pallasfuse.tiling.levels import grid_of, in_grid
 from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.tree_values import Bounded
 
-WARPS, SLOTS = (4, 8), (1, 3)
+WARPS, SLOTS = (4, 8), (1, 3, 4, 6)
 """Warps of a block, and slots of what its innermost loops load."""
+_FIRST_SLOTS = 3
+"""The slots that a search begins with: most tiles that run with fewer run with these."""
 _STARTS, _OF_A_TREE, _DESCENTS = 6, 2, 2
 """The best candidates by the model that the search starts from, those of one tree among them, and the best of these, which are
 changed."""
@@ -190,7 +192,7 @@ class Point:
     """A candidate of a space, and how it is launched."""
 
     candidate: Candidate
-    slots: int = SLOTS[-1]
+    slots: int = _FIRST_SLOTS
     warps: int = WARPS[0]
     shares: int = 1
     """The shares of the grid in which its outermost loop runs."""
@@ -461,7 +463,7 @@ def _space(region: Region, choices: tiles.Choices, *, strict: bool) -> Space | N
     if len(trees) > _MOST_TREES:
         return None
     space = without_padding(without_equal_trees(Space(region, trees, choices, may_fold)))
-    every_tree = dict.fromkeys(launched(t, 0, SLOTS[-1]) for t in space.trees)
+    every_tree = dict.fromkeys(launched(t, 0, _FIRST_SLOTS) for t in space.trees)
     return replace(space, trees=tuple(every_tree)) if space.count else None
 
 

@@ -121,7 +121,7 @@ def group_segment(choice: Choice) -> Grouping:
             chosen = joined
     chosen = _with_trees(graph, chosen, () if given_up else choice.trees_of_listed, target, judge)
     chosen = _with_more(graph, chosen, others, target, judge)
-    chosen = _exchanged(graph, chosen, others, target, judge)
+    chosen = _exchanged(graph, chosen, others, choice.trees_of_listed if target.timed else (), target, judge)
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen) or any(c.again for c in others):
         ranked = sorted((n for n in range(len(found)) if n not in given_up), key=lambda n: -savings[n])
@@ -171,13 +171,16 @@ _LESS = 0.999
 
 
 def _exchanged(
-    graph: Graph, chosen: list[Candidate], found: Sequence[Candidate], target: Target, judge: Judge
-) -> list[Candidate]:
+    graph: Graph, chosen: list[Candidate], found: Sequence[Candidate], rivals: Sequence[Candidate], target: Target, judge: Judge
+) -> list[Candidate]:  # fmt: skip
     """Returns the chosen candidates, or others instead of those that they overlap, where all take less time together.
 
     Candidates are chosen by what each saves alone, and two of them may save the same: a kernel that computes a value, and one that
     reads it, both save XLA's store of it. More kernels are looked for only beside those that take less time without.
+
+    rivals: trees that a clock is going to compare with candidates of the same reductions; these stay where such trees do as well.
     """
+    as_tree = {tree.covers: tree for tree in rivals}
     while True:
         beside = {id(c): judge.saving(c, others_than(chosen, c.group)) for c in chosen}
         best, best_us = chosen, judge.total_us(chosen)
@@ -190,7 +193,7 @@ def _exchanged(
             others = _join(graph, rest, candidate, target, judge)
             if others and judge.total_us(others) < _LESS * best_us:
                 best, best_us = others, judge.total_us(others)
-        if best is chosen:
+        if best is chosen or judge.total_us([as_tree.get(c.covers, c) for c in chosen]) <= best_us:
             return chosen
         # what saves something only if prices err makes the whole longer by its price, and each round has to make it shorter
         chosen = min(best, _with_more(graph, best, found, target, judge), key=judge.total_us)
