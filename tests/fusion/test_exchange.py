@@ -79,7 +79,7 @@ def test_exchanges_come_to_an_end_with_less_time_than_before(monkeypatch, seed):
         monkeypatch.setattr(grouping, "_with_more", lambda *args, rounds=rounds: (next(rounds), more(*args))[1])
         for names in ("AHK", "AB", "HK", "B", "H"):
             start = [c for c in found if c.name in names]
-            left = grouping._exchanged(None, start, found, None, judge)
+            left = grouping._exchanged(None, start, found, (), None, judge)
             assert judge.total_us(left) <= judge.total_us(start)
 
 
@@ -88,8 +88,21 @@ def test_more_kernels_are_looked_for_beside_an_exchange(monkeypatch):
     monkeypatch.setattr(grouping, "_join", lambda graph, chosen, candidate, *_: [*chosen, candidate])
     found = [_Shared("A", "p", 1.0, "ab"), _Shared("B", "pq", 5.0, "abc"), _Shared("H", "q", 1.0, "c")]
     judge = _judge({"a": 10.0, "b": 10.0, "c": 3.0})
-    left = grouping._exchanged(None, [found[1]], found, None, judge)
+    left = grouping._exchanged(None, [found[1]], found, (), None, judge)
     assert [c.name for c in left] == ["A", "H"]
+
+
+@pytest.mark.parametrize(("tree_us", "stays"), [(8.0, True), (9.5, False)])
+def test_a_kernel_stays_where_a_tree_that_a_clock_compares_with_it_does_as_well(monkeypatch, tree_us, stays):
+    """By itself, the whole takes longer than a part of it, and what XLA stores beside that."""
+    monkeypatch.setattr(grouping, "_join", lambda graph, chosen, candidate, *_: [*chosen, candidate])
+    whole, part = _Shared("whole", "pq", 12.0, "ab"), _Shared("part", "q", 3.0, "b")
+    tree = _Shared("tree", "pq", tree_us, "ab")
+    judge = _judge({"a": 6.0, "b": 10.0})
+    (left,) = grouping._exchanged(None, [whole], [whole, part], (tree,), None, judge)
+    assert left is (whole if stays else part)
+    (left,) = grouping._exchanged(None, [whole], [whole, part], (), None, judge)
+    assert left is part
 
 
 def test_a_kernel_replaces_no_more_than_xla_takes_for_its_work(monkeypatch):

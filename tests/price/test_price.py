@@ -16,6 +16,7 @@ from pallasfuse.pipeline import make_plan
 from pallasfuse.price import gpu
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork, examine
+from pallasfuse.price.gpu_traffic import moved_by
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla import XlaPrices, price_xla
@@ -113,7 +114,7 @@ def test_a_table_that_is_looked_up_and_read_as_a_whole_crosses_memory_as_a_whole
     few = Access("table", 100, 100, 1e4, 1, pipelined=False, gathered=True)
     whole = Access("table", 1e4, 1e4, 1e6, 1, pipelined=True)
     for accesses in ([few, whole], [whole, few]):
-        (moved,) = gpu._moved(BlockWork(100, 4, 2, accesses), 1e9, kept=False)
+        (moved,) = moved_by(BlockWork(100, 4, 2, accesses), 1e9, kept=False, ahead=False)
         assert moved.memory == 1e6
 
 
