@@ -300,7 +300,10 @@ def why_not(judge: Judge, candidate: Candidate) -> str:
 
 
 def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
-    """Without those that save nothing beside the others: what a group replaces depends on what the others make."""
+    """Without those that save nothing beside the others: what a group replaces depends on what the others make.
+
+    Of several, that one goes first which loses most, after a margin for the error of its price: the others may save something then.
+    """
     while True:
         losses = []
         for candidate in chosen:
@@ -309,7 +312,8 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
             elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):
-                losses.append((price.us - apart, candidate, _not_faster(price, apart)))
+                loss_us = price.us * max(1.0, judge.margin_of(candidate)) - apart
+                losses.append((loss_us, candidate, _not_faster(price, apart)))
         if not losses:
             return chosen
         _, worst, why = max(losses, key=lambda entry: entry[0])

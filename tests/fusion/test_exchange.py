@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import pytest
 
 from pallasfuse.fusion import grouping
-from pallasfuse.fusion.judging import Judge, part_of
+from pallasfuse.fusion.judging import Judge, part_of, worth_it
 from pallasfuse.ir.loop_program import Nest, verify
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
+from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import price_xla
 from pallasfuse.targets import MOSAIC_GPU
 
@@ -103,6 +104,20 @@ def test_a_kernel_stays_where_a_tree_that_a_clock_compares_with_it_does_as_well(
     assert left is (whole if stays else part)
     (left,) = grouping._exchanged(None, [whole], [whole, part], (), None, judge)
     assert left is part
+
+
+@pytest.mark.parametrize(("margin", "left"), [(1.0, "tree"), (1.3, "listed")])
+def test_of_kernels_that_lose_beside_each_other_the_one_goes_that_loses_most_after_its_margin(margin, left):
+    """Both save the same. What is predicted of the tree is more often too low."""
+    tree, listed = _Shared("tree", "p", 3.0, "a"), _Shared("listed", "q", 3.2, "a")
+    judge = _judge({"a": 10.0})
+    judge.kernel, judge.is_asked = lambda c: Price(c.ours, ()), lambda _: False
+    judge.margin_of = lambda c: margin if c is tree else 1.0
+    judge.replaced_us = lambda group, others: judge.total_us(others) - judge.total_us([*others, group]) + group.ours
+    tree.heads, listed.heads = ("1",), ("2",)
+    reasons = {}
+    (kept,) = worth_it(judge, [tree, listed], reasons)
+    assert kept.name == left and len(reasons) == 1
 
 
 def test_a_kernel_replaces_no_more_than_xla_takes_for_its_work(monkeypatch):
