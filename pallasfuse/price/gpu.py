@@ -40,8 +40,8 @@ from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
 _OF_WARPGROUPS = 3.0
-"""The same of kernels for warpgroups. (161 kernels of 92 programs take 1.11 times what is predicted, 18 of attention 0.98 times, in
-the geometric mean, on an H100 and an H200; with 4 it would be 1.20 and 1.07 times, with 2 0.91 and 0.78 times.)"""
+"""The same of kernels for warpgroups. (161 of 92 programs take 1.11 times what is predicted, 18 of attention 0.98 times, in the
+geometric mean, on an H100 and an H200; with 4 it would be 1.20 and 1.07 times, with 2 0.91 and 0.78 times.)"""
 _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
