@@ -149,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="a JSON file for all of them")
     given = parser.parse_args(words)
     warnings.simplefilter("ignore")
-    rows = []
+    rows, by_jit = [], {}
     for case in NEAR_CACHE if given.near_cache else CASES:
         by_xla, found = measure(case, launches(case, given.launches))
         us, price = (np.array([f[n] for f in found]) for n in (1, 2))
@@ -159,11 +159,14 @@ def main(words: Sequence[str] | None = None) -> None:
             f"{np.corrcoef(*ranks)[0, 1]:.2f}, price {np.exp(np.log(price / us).mean()):.2f} of the time",
             flush=True,
         )
+        by_jit[case.name] = round(by_xla, 2)
         rows += [[case.name, w.summed, w.parts, w.warps, w.stages, round(t, 2), round(p, 2)] for w, t, p in found]
     if given.out is not None:
         columns = ["program", "summed", "parts", "warps", "stages", "us", "price_us"]
         device = jax.devices()[0].device_kind
-        given.out.write_text(json.dumps({"device": device, "jax": jax.__version__, "columns": columns, "rows": rows}))
+        given.out.write_text(
+            json.dumps({"device": device, "jax": jax.__version__, "jit_us": by_jit, "columns": columns, "rows": rows})
+        )
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ class FuseOptions:
     price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
 
     @property
+    def tries_trees(self) -> bool:
+        """Says whether trees are looked for beside listed schedules: not where the user has said how, or on which target."""
+        return self.price and not self.shapes_kernels and not self.target
+
+    @property
     def shapes_kernels(self) -> bool:
         """Does the user say how kernels are tiled or launched?"""
         return bool(self.tiles or self.parts or self.warps or self.stages or self.schedule)

@@ -254,6 +254,7 @@ class FusedCall:
                 self.unchecked.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
             return self.unchecked[0]
 
+    @one_task()
     def in_faster_form(
         self, target: Target, device: Any, *, measure: bool
     ) -> "tuple[FusedCall | None, Verdict | None]":

@@ -446,7 +446,10 @@ class _Part:
 
 def _choice(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Choice:
     price, reads = (places.price, places.reads) if places.options.price else (None, None)
-    return Choice(program, places.target, price, reads, strict=places.options.strict, along=along)
+    compares = places.target.timed and places.options.tries_trees
+    return Choice(
+        program, places.target, price, reads, strict=places.options.strict, along=along, compares_trees=compares
+    )
 
 
 def predicted_us(places: Places, groups: Sequence[Group]) -> float:

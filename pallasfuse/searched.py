@@ -48,7 +48,7 @@ from pallasfuse.tiling.tree_values import Bounded
 WARPS, SLOTS = (4, 8), (1, 3, 4, 6)
 """Warps of a block, and slots of what its innermost loops load."""
 _FIRST_SLOTS = 3
-"""The slots that a search begins with: most tiles that run with fewer run with these."""
+"""The slots that a search begins with."""
 _STARTS, _OF_A_TREE, _DESCENTS = 6, 2, 2
 """The best candidates by the model that the search starts from, those of one tree among them, and the best of these, which are
 changed."""
@@ -154,7 +154,7 @@ def with_rivals(
 
     A kernel that looks something up has one way.
     """
-    if options.shapes_kernels or options.target or not options.price:
+    if not options.tries_trees:
         return placed
     if not group.folds or placed.refused is not None or placed.lookups:
         return placed

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -30,6 +30,7 @@ from pallasfuse.primitive import FusedCall
 from pallasfuse.stages import target_at_hand
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
+from pallasfuse.verdicts import Verdict
 from pallasfuse.written_out import loops_of_forms
 
 WAYS = 8
@@ -62,9 +63,9 @@ class Candidate:
 class Tuned:
     """The result of `tune`. `str(tuned)` is a table.
 
-    `candidates`: every way to run a kernel of the plan that is known, also from before (a loop that was left to XLA before is no
-    kernel of it). `predicted_xla_us`: by kernel, what was predicted of XLA's own. `plan`: what later calls use. `seconds`: how
-    long it took. `unfinished`: kernels for which there was no time.
+    `candidates`: every way that is known to run a kernel of the plan, in the form that a clock has chosen, also from before (a loop
+    that was left to XLA before is no kernel of it). `predicted_xla_us`: by kernel, what was predicted of XLA's own. `plan`: what
+    later calls use. `seconds`: how long it took. `unfinished`: kernels for which there was no time.
     """
 
     name: str
@@ -127,12 +128,10 @@ def tune(
         """The call whose form a clock chooses; None where there is no such choice."""
         return fused.call_of(args, kwargs) if wanted(plan.options) and not plan.options.strict else None
 
-    call = checked_call()
-    of_forms = (
-        []
-        if call is None
-        else loops_of_forms(call.jaxpr, target, device, call.options.exclude, call.planned_alone(target))
-    )
+    call, of_forms = checked_call(), list[KernelOfLoop]()
+    if call is not None:
+        with contextlib.suppress(Exception):  # where forms fail, `in_faster_form` says so below
+            of_forms = loops_of_forms(call.jaxpr, target, device, call.options.exclude, call.planned_alone(target))
     loops = _named(loop_layouts.distinct((*of_forms, *(loop for p in plan.all() for loop in p.loops)), numbers))
     bars = partial(tqdm, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
                    disable=None if progress is None else not progress)  # fmt: skip
@@ -148,16 +147,18 @@ def tune(
     def in_time() -> bool:
         return deadline is None or time.perf_counter() < deadline
 
-    plans = [plan]
+    verdict: Verdict | None = None
     if call is not None:
-        form, _ = call.in_faster_form(target, device, measure=in_time())
-        plans = plans if form is None else [form.plan(form.judged(target, device)), plan]
-    subjects = [s for of in plans for p in of.all() for s in Bench(p, device).subjects]
+        form, verdict = call.in_faster_form(target, device, measure=in_time())
+        plan = plan if form is None else form.plan(form.judged(target, device))
+    subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
     distinct = {(str(sorted(s.identity.items())), s.way): s for s in subjects}
     with bars(total=len(distinct) * WAYS) as bar:
         unfinished = left + apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
     if call is not None:
         settled = call.settled(target, device, measure=in_time())
+        verdicts = (verdict if verdict and v.subject == verdict.subject else v for v in settled.verdicts)
+        settled = replace(settled, verdicts=tuple(verdicts))
     else:
         settled = check(plan, device, measure=in_time()) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()

@@ -207,3 +207,16 @@ def test_loops_of_misformed_trees_are_lowered_once(monkeypatch):
     monkeypatch.setattr(searching, "is_misformed", lambda phases: True)
     searched(kernel.group, TRITON, tensors)
     assert len(lowered) == len(set(lowered)) > 0 and every
+
+
+def test_few_rows_are_loaded_several_trips_ahead(monkeypatch):
+    """A trip of a product of few rows waits for memory: of one to six slots those are best that hide that (`few_rows.py`)."""
+    shapes = (16, 4096), (4096, 4096), (4096, 4096)
+    avals = [jax.ShapeDtypeStruct(s, "float16") for s in shapes]
+    program = pf.fuse(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v)).trace(*avals).converted.program
+    both = max(product_regions.candidates(Graph(program), TRITON), key=lambda c: len(c.group.inner)).group
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
+    us, best = searched(both, TRITON, tensors)[0]
+    assert best.phases[0].program.stages in (4, 6)
+    monkeypatch.setattr(searching, "SLOTS", (1, 3))
+    assert searched(both, TRITON, tensors)[0][0] > us

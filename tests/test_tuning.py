@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, store, tuning, written_out
+from pallasfuse import check, executables, store, tuning, written_out
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.subjects import XLA
+from pallasfuse.verdicts import WRITTEN_OUT
 from tests.check.clock import timed_by
 from tests.programs_by_name import attention, softmax, variance
 
@@ -126,9 +127,50 @@ def test_kernels_of_a_form_that_a_clock_has_chosen_are_tuned(clock, monkeypatch)
     clock({}, default=50.0)
     forms = Clock({}, default=50.0)
     monkeypatch.setattr(written_out, "compare", forms)
-    found = pf.tune(pf.fuse(lambda x: softmax(jnp.sort(x, axis=-1))), np.ones((64, 256), np.float32))
+    function = lambda x: softmax(jnp.sort(x, axis=-1)) + softmax(jnp.cumsum(x, axis=-1))  # noqa: E731
+    found = pf.tune(pf.fuse(function), np.ones((64, 256), np.float32))
     assert forms.raced and found.plan.written_out and found.plan.kernels
-    assert {c.kernel for c in found.candidates if c.won} >= {k.name for k in found.plan.kernels}
+    names = {k.name for k in found.plan.kernels}
+    assert {c.kernel for c in found.candidates} == names
+    as_written = (
+        pf.fuse(function, options=FuseOptions(check=False))
+        .trace(np.ones((64, 256), np.float32))
+        .fuse(timed=True)
+        .tile()
+    )
+    assert names.isdisjoint(k.name for k in as_written.plan.kernels)
+    (verdict,) = (v for v in found.plan.verdicts if v.subject == WRITTEN_OUT)
+    assert not verdict.remembered and "known from before" not in str(verdict)
+
+
+def test_forms_that_fail_leave_the_program_as_it_is(clock, monkeypatch):
+    clock({"rolled_tile=256": 50.0})
+
+    def fails(*_, **__):
+        raise RuntimeError("a rule fails")
+
+    monkeypatch.setattr(written_out, "forms", fails)
+    with pytest.warns(UserWarning, match="a rule fails"):
+        found = pf.tune(pf.fuse(attention), Q, Q, Q)
+    assert found.plan.kernels[0].schedule.rolled_tile == 256
+
+
+def test_a_strict_function_is_tuned_as_it_is_written(clock, monkeypatch):
+    clock({}, default=50.0)
+    forms = Clock({}, default=50.0)
+    monkeypatch.setattr(written_out, "compare", forms)
+    found = pf.tune(pf.fuse(softmax, options=FuseOptions(strict=True)), np.ones((64, 256), np.float32))
+    assert found.candidates and not forms.raced and not found.plan.written_out
+
+
+def test_what_forms_compile_ahead_is_compiled_once(monkeypatch):
+    """By the clock: operations that are compiled together are compared one after the other."""
+    compiled = []
+    monkeypatch.setattr(
+        executables, "_executable", lambda lowered: compiled.append(lowered.as_text()) or lowered.compile()
+    )
+    pf.tune(pf.fuse(lambda x: jnp.sort(x, axis=-1) + jnp.cumsum(x, axis=-1)), np.ones((64, 256), np.float32))
+    assert compiled and len(compiled) == len(set(compiled))
 
 
 def test_the_time_given_is_kept(clock, monkeypatch):

@@ -48,14 +48,16 @@ _GIVEN_UP = f"{_MOST_IN_VAIN} kernels of this part, one after the other, would n
 class Choice:
     """A segment and the candidates for its kernels: what these could save is known before any of them is priced.
 
-    reads: what the kernel of a group reads, which may be less than its inputs. The rest as of `group`.
+    reads: what the kernel of a group reads, which may be less than its inputs. compares_trees: a clock is going to compare trees of
+    a chosen group with what is listed for it. The rest as of `group`.
     """
 
     def __init__(
         self, program: LoopProgram, target: Target, price: KernelPrice | None = None, reads: KernelReads | None = None, *,
-        strict: bool = False, along: frozenset[Axis] = frozenset(),
+        strict: bool = False, along: frozenset[Axis] = frozenset(), compares_trees: bool = False,
     ) -> None:  # fmt: skip
         self.target = target
+        self.compares_trees = compares_trees
         self.graph = graph = Graph(deduplicate(program), strict=strict, along=along)
         self.judge = Judge(graph, target, price, reads)
         self.reasons: dict[str, str] = {}
@@ -121,7 +123,7 @@ def group_segment(choice: Choice) -> Grouping:
             chosen = joined
     chosen = _with_trees(graph, chosen, () if given_up else choice.trees_of_listed, target, judge)
     chosen = _with_more(graph, chosen, others, target, judge)
-    chosen = _exchanged(graph, chosen, others, choice.trees_of_listed if target.timed else (), target, judge)
+    chosen = _exchanged(graph, chosen, others, choice.trees_of_listed if choice.compares_trees else (), target, judge)
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen) or any(c.again for c in others):
         ranked = sorted((n for n in range(len(found)) if n not in given_up), key=lambda n: -savings[n])
@@ -178,9 +180,14 @@ def _exchanged(
     Candidates are chosen by what each saves alone, and two of them may save the same: a kernel that computes a value, and one that
     reads it, both save XLA's store of it. More kernels are looked for only beside those that take less time without.
 
-    rivals: trees that a clock is going to compare with candidates of the same reductions; these stay where such trees do as well.
+    rivals: trees that a clock is going to compare with candidates of the same reductions. A candidate with such a tree counts at
+    the price of that before it is exchanged.
     """
-    as_tree = {tree.covers: tree for tree in rivals}
+
+    def as_tree(candidate: Candidate) -> Candidate:
+        own = [tree for tree in rivals if tree.covers == candidate.covers]
+        return min(own, key=lambda tree: judge.total_us([tree]), default=candidate)
+
     while True:
         beside = {id(c): judge.saving(c, others_than(chosen, c.group)) for c in chosen}
         best, best_us = chosen, judge.total_us(chosen)
@@ -193,7 +200,7 @@ def _exchanged(
             others = _join(graph, rest, candidate, target, judge)
             if others and judge.total_us(others) < _LESS * best_us:
                 best, best_us = others, judge.total_us(others)
-        if best is chosen or judge.total_us([as_tree.get(c.covers, c) for c in chosen]) <= best_us:
+        if best is chosen or judge.total_us(list(map(as_tree, chosen))) <= best_us:
             return chosen
         # what saves something only if prices err makes the whole longer by its price, and each round has to make it shorter
         chosen = min(best, _with_more(graph, best, found, target, judge), key=judge.total_us)

@@ -269,8 +269,9 @@ def losing_together(judge: Judge, groups: Sequence[Group], most_asked: int) -> l
         for group in doubtful:
             price = judge.price_of(group)
             apart_us = judge.replaced_us(group, [g for g in kept if g is not group])
-            if not isinstance(price, str) and apart_us <= price.us * judge.margin_for(group, price):
-                losses.append((price.us - apart_us, group, _not_faster(price, apart_us)))
+            margin = judge.margin_for(group, price)
+            if not isinstance(price, str) and apart_us <= price.us * margin:
+                losses.append((_loss_us(price, margin, apart_us), group, _not_faster(price, apart_us)))
         if losses:
             _, worst, why = max(losses, key=lambda entry: entry[0])
             lost.append((worst, why))
@@ -280,6 +281,11 @@ def losing_together(judge: Judge, groups: Sequence[Group], most_asked: int) -> l
         doubtful = [g for _, g, _ in losses if g is not worst] or kept
         asked += len(doubtful)
     return lost
+
+
+def _loss_us(price: Price, margin: float, apart_us: float) -> float:
+    """Returns what a kernel loses, after a margin for the error of its price. A margin below one is only hoped for."""
+    return price.us * max(1.0, margin) - apart_us
 
 
 def _not_faster(price: Price, apart_us: float) -> str:
@@ -300,9 +306,9 @@ def why_not(judge: Judge, candidate: Candidate) -> str:
 
 
 def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
-    """Without those that save nothing beside the others: what a group replaces depends on what the others make.
+    """Returns the candidates that save something beside each other: what a group replaces depends on what the others make.
 
-    Of several, that one goes first which loses most, after a margin for the error of its price: the others may save something then.
+    Of several that save nothing, the one that loses most goes first: the others may save something then.
     """
     while True:
         losses = []
@@ -312,7 +318,7 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
             elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):
-                loss_us = price.us * max(1.0, judge.margin_of(candidate)) - apart
+                loss_us = _loss_us(price, judge.margin_of(candidate), apart)
                 losses.append((loss_us, candidate, _not_faster(price, apart)))
         if not losses:
             return chosen

@@ -152,6 +152,18 @@ class TileProgram:
             and not any(isinstance(s, Loop) for g in steps for s in g.body)
         )
 
+    def long_products(self, longest: int) -> "list[Contract]":
+        """Returns the products in loops that sum over more than `longest` positions in a trip.
+
+        A sum over the loop's own axis goes on from trip to trip, and is none of them.
+        """
+        return [
+            s
+            for loop in self.body if isinstance(loop, Loop)
+            for s in loop.segments[0].body if isinstance(s, Contract) and loop.axis not in s.over
+            if math.prod(self.tile(a) for a in s.over) > longest
+        ]  # fmt: skip
+
     def tile(self, axis: Axis) -> int:
         for a, tile in self.tiles:
             if a is axis:

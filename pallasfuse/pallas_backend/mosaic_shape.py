@@ -7,7 +7,6 @@ The operands of a product whose sum is too long for a tile are streamed slice by
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -134,17 +133,12 @@ def shape_of(program: TileProgram) -> Shape:
         raise Unsuited("its loop loads what does not depend on the rolled axis, or nothing")
     if not any(isinstance(s, Contract) for s in body):
         raise Unsuited("its loop has no matrix product")
-    slices = tuple(_slices(program, loop, s) for s in body if isinstance(s, Contract) and _is_long(program, loop, s))
+    slices = tuple(_slices(program, loop, s) for s in program.long_products(MOSAIC_GPU.max_inner))
     sliced = {load for s in slices for load in s.loads}
     streamed = tuple(s for s in loads if s not in sliced)
     tiles = [s for s in (*before, *after) if isinstance(s, Load) and present(program, s.indices)]
     resident = tuple(s for s in tiles if s not in sliced)
     return Shape(rows, warpgroups, loop, loop.segments, before, after, streamed, resident, slices)
-
-
-def _is_long(program: TileProgram, loop: Loop, product: Contract) -> bool:
-    """Is its sum too long for tiles that hold all of it? A sum over the loop's own axis goes on from trip to trip."""
-    return loop.axis not in product.over and prod(program.tile(a) for a in product.over) > MOSAIC_GPU.max_inner
 
 
 def _slices(program: TileProgram, loop: Loop, product: Contract) -> Slices:

@@ -39,9 +39,9 @@ from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
-_OF_WARPGROUPS = 3.0
-"""The same of kernels for warpgroups. (161 of 92 programs take 1.11 times what is predicted, 18 of attention 0.98 times, in the
-geometric mean, on an H100 and an H200; with 4 it would be 1.20 and 1.07 times, with 2 0.91 and 0.78 times.)"""
+_OVERLAP_OF_WARPGROUPS = 3.0
+"""The same of kernels for warpgroups. (161 of 92 programs in `benchmarks/results` take 1.11 times what is predicted, 18 of
+attention 0.98 times, in the geometric mean, on an H100 and an H200; with 4 it would be 1.20 and 1.07, with 2 0.91 and 0.78.)"""
 _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
@@ -62,11 +62,13 @@ _HALF_OF_CACHE = 0.5
 """The part of the cache beyond which bytes take as long as from memory, though they stay. (Rows of 10 to 33 MB on an H100, read
 and written.)"""
 _ALL_STAYS, _NONE_STAYS = 0.75, 1.0
-"""What the operands of products take of the cache, if all of it is found there by the next call, and if nothing is, as each evicts
-what was to be read next. (17 products of 16 to 128 rows with matrices of 8 to 67 MB on an H200, in 612 launches.)"""
+"""The shares of the cache up to which the next call finds all that products have read, and from which it finds nothing of it: what
+is read evicts what is to be read next. (612 launches of 17 products of 16 to 128 rows with matrices of 8 to 67 MB on an H200,
+`few_rows.py --near-cache`. XLA's own with 42 MB takes as long as from memory: 11.5 us, where the fastest launch takes 9.4.)"""
 _CACHED_AHEAD = 1.15
-"""The rate at which products take from the cache what their trips ask for ahead, by that for others. (Of these, the fastest third
-takes 0.96 of what is predicted in the geometric mean, and so it does of 1127 launches of 18 others; without both, 0.94.)"""
+"""The rate at which products take from the cache what their trips ask for ahead, by that for others. (The fastest third of these
+launches and of 1127 of 18 other products takes 0.97 of what is predicted, in the geometric mean; without this and what the cache
+loses by degrees, 0.94.)"""
 _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
@@ -96,7 +98,7 @@ class Emission:
     warpgroups: bool = False
     """Copies and products run asynchronously, warpgroups own 64 rows each."""
     longest: int = 0
-    """Warpgroups take longer sums of products in slices."""
+    """The most positions that a product of warpgroups sums over in a trip, unless it takes its operands in slices."""
     together: bool = False
     """All programs are one launch, whose blocks share their memory."""
 
@@ -182,7 +184,8 @@ def _one(
         slowest = min(device.memory_gb_s, device.cache_gb_s)
         memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     # nothing of what is cached is in the memory: what is left of the term is that too little is asked for at a time
-    too_little_us = 0.0 if recurrent else max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
+    waits = loaded > 0 and not recurrent
+    too_little_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s) if waits else 0.0
     lost = _lost(unique, device) if of_products else 1.0 - cached
     memory_us = lost * memory_us + (1.0 - lost) * too_little_us
     if by_warps and any(p.row_bytes < VECTOR_BYTES for w in works if w.stages > 1 for p in w.products):
@@ -301,9 +304,10 @@ def _one(
 
 
 def _lost(moved: float, device: Device) -> float:
-    """The share of the bytes that products read and write which the cache has lost when the next call reads them.
+    """Returns the share of the bytes that products read and write which the cache has lost when the next call reads them.
 
-    Where a program's own arguments and results do not stay, less does than in proportion.
+    Of a program whose arguments and results are more than the cache holds, less stays than in proportion. (An estimate: products of
+    one matrix do not tell.)
     """
     left = device.found_bytes * device.found_share
     taken = moved / left if left else math.inf
@@ -353,9 +357,9 @@ def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -
 
     half: may some of these matrices have elements of two bytes, or fewer?
     """
-    in_cache = moved <= _CACHED_SHARE * device.found_bytes
-    cache_us = 1e-3 * moved / device.cache_gb_s
-    memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
+    lost = _lost(moved, device)
+    cache_us = 1e-3 * moved * (lost + (1.0 - lost) / _CACHED_AHEAD) / device.cache_gb_s
+    memory_us = 1e-3 * moved * lost / device.memory_gb_s
     rates = device.matmul_tflop_s
     of_half = max((rates[t] for t in ("float16", "bfloat16") if t in rates), default=max(rates.values()))
     rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * OF_LIBRARY_ROUNDED
@@ -372,7 +376,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
     if emission.together:
         return gpu_clusters.overlap(resident)
     if emission.warpgroups:
-        return _OF_WARPGROUPS
+        return _OVERLAP_OF_WARPGROUPS
     if held is None:
         return _OVERLAP
     ahead = _begins_ahead(work)

@@ -58,7 +58,9 @@ def _found(*parts: Any) -> Price:
         if target.platform == "cpu":
             found += [_on_cpu(p, target.device) for p in programs]
         elif target.writes_kernels:
-            emission = gpu.Emission(target.warpgroup_rows > 0, target.max_inner, target.cluster > 0)
+            emission = gpu.Emission(
+                warpgroups=target.warpgroup_rows > 0, longest=target.max_inner, together=target.cluster > 0
+            )
             found.append(gpu.price(programs, target.device, emission, _held(programs, target)))
         else:
             found.append(_price_loops(programs, target.device))

@@ -93,26 +93,29 @@ def test_more_kernels_are_looked_for_beside_an_exchange(monkeypatch):
     assert [c.name for c in left] == ["A", "H"]
 
 
-@pytest.mark.parametrize(("tree_us", "stays"), [(8.0, True), (9.5, False)])
+@pytest.mark.parametrize(("tree_us", "stays"), [(8.0, True), (9.0, True), (9.5, False)])
 def test_a_kernel_stays_where_a_tree_that_a_clock_compares_with_it_does_as_well(monkeypatch, tree_us, stays):
     """By itself, the whole takes longer than a part of it, and what XLA stores beside that."""
     monkeypatch.setattr(grouping, "_join", lambda graph, chosen, candidate, *_: [*chosen, candidate])
     whole, part = _Shared("whole", "pq", 12.0, "ab"), _Shared("part", "q", 3.0, "b")
     tree = _Shared("tree", "pq", tree_us, "ab")
     judge = _judge({"a": 6.0, "b": 10.0})
-    (left,) = grouping._exchanged(None, [whole], [whole, part], (tree,), None, judge)
+    slower = _Shared("slower tree", "pq", 20.0, "ab")
+    (left,) = grouping._exchanged(None, [whole], [whole, part], (slower, tree), None, judge)
     assert left is (whole if stays else part)
     (left,) = grouping._exchanged(None, [whole], [whole, part], (), None, judge)
     assert left is part
 
 
-@pytest.mark.parametrize(("margin", "left"), [(1.0, "tree"), (1.3, "listed")])
-def test_of_kernels_that_lose_beside_each_other_the_one_goes_that_loses_most_after_its_margin(margin, left):
-    """Both save the same. What is predicted of the tree is more often too low."""
+@pytest.mark.parametrize(
+    ("of_tree", "of_listed", "left"), [(1.0, 1.0, "tree"), (1.3, 1.0, "listed"), (1.0, 0.87, "tree")]
+)
+def test_of_kernels_that_lose_beside_each_other_the_one_goes_that_loses_most_after_its_margin(of_tree, of_listed, left):
+    """Both save the same. What is predicted of the tree is more often too low; what is only hoped for counts as nothing."""
     tree, listed = _Shared("tree", "p", 3.0, "a"), _Shared("listed", "q", 3.2, "a")
     judge = _judge({"a": 10.0})
     judge.kernel, judge.is_asked = lambda c: Price(c.ours, ()), lambda _: False
-    judge.margin_of = lambda c: margin if c is tree else 1.0
+    judge.margin_of = lambda c: of_tree if c is tree else of_listed
     judge.replaced_us = lambda group, others: judge.total_us(others) - judge.total_us([*others, group]) + group.ours
     tree.heads, listed.heads = ("1",), ("2",)
     reasons = {}
@@ -138,6 +141,20 @@ def test_a_part_of_a_program_computes_its_outputs_from_its_inputs():
     part = verify(part_of(program, frozenset({last}), frozenset({first})))
     assert part.outputs == (last,) and first in {t.name for t in part.inputs}
     assert {n.name for n in part.nests} < {n.name for n in program.nests} - {first}
+
+
+@pytest.mark.parametrize(
+    ("timed", "options", "compared"), [(True, {}, True), (False, {}, False), (True, {"warps": 4}, False)]
+)
+def test_trees_are_compared_only_by_a_clock_and_unless_the_user_says_how(monkeypatch, timed, options, compared):
+    seen = []
+    original = grouping._exchanged
+    monkeypatch.setattr(grouping, "_exchanged", lambda *args: seen.append(args[3]) or original(*args))
+    x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((16, 4096), (4096, 4096)))
+    target = MOSAIC_GPU.judged(timed=timed, one_device=True)
+    jaxpr = jax.make_jaxpr(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v))(x, w, w)
+    make_plan(jaxpr, target, FuseOptions(price=True, **options))
+    assert any(seen) == compared
 
 
 def test_what_was_asked_for_stays(monkeypatch):
