@@ -274,7 +274,7 @@ def test_a_loop_of_few_trips_stores_nothing_for_kernels_alone(trips, has_kernels
 
         return jax.lax.scan(step, x, length=trips)[0]
 
-    shapes = ((3072, 64), "bfloat16"), ((64,), "float32"), ((3072, 3072), "int8")
+    shapes = ((512, 64), "bfloat16"), ((64,), "float32"), ((512, 512), "int8")
     plan = pf.fuse(steps, options=FuseOptions(price=True)).explain(
         *(jax.ShapeDtypeStruct(*s) for s in shapes), target="triton"
     )

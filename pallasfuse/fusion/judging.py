@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse.first_time import shared
 from pallasfuse.fusion.candidate import Candidate
+from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.dtypes import itemsize_bytes
@@ -18,6 +19,7 @@ from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price
 from pallasfuse.price.without_loops import WITHOUT_LOOPS
 from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla, price_xla
+from pallasfuse.price.xla_products import without_casts
 from pallasfuse.targets import Target
 
 KernelPrice = Callable[[Group, float], Price | str]
@@ -168,8 +170,11 @@ class Judge:
         return self.margin_for(candidate.group, price)
 
     def margin_for(self, group: Group, price: Price | str) -> float:
-        """Returns the factor by which XLA's price must exceed that of a group's kernel, which is `price`."""
-        own = self.margin if group.folds else self.margin**2
+        """Returns the factor by which XLA's price must exceed that of a group's kernel, which is `price`.
+
+        Without a clock it is squared for a product alone, too: of a library's kernels XLA takes the fastest by a clock.
+        """
+        own = self.margin if group.folds and (self.margin < 1.0 or not _is_product_alone(group)) else self.margin**2
         no_chance = isinstance(price, Price) and any(t.name in (FINDING_RANGES, WITHOUT_LOOPS) for t in price.terms)
         return max(1.0, own) if no_chance or not group.folds else own
 
@@ -281,6 +286,15 @@ def losing_together(judge: Judge, groups: Sequence[Group], most_asked: int) -> l
         doubtful = [g for _, g, _ in losses if g is not worst] or kept
         asked += len(doubtful)
     return lost
+
+
+def _is_product_alone(group: Group) -> bool:
+    """Is a group a product of two arrays as they are stored, and nothing else?"""
+    reductions = [*(f.nest for f in group.folds), *group.inner]
+    if len(reductions) > 1 or not all(isinstance(n.body, Read) for n in group.outputs):
+        return False
+    operands = product_operands(reductions[0])
+    return operands is not None and all(isinstance(without_casts(side), Read) for side in operands)
 
 
 def _loss_us(price: Price, margin: float, apart_us: float) -> float:
