@@ -157,8 +157,8 @@ def tune(
         unfinished = left + apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
     if call is not None:
         settled = call.settled(target, device, measure=in_time())
-        verdicts = (verdict if verdict and v.subject == verdict.subject else v for v in settled.verdicts)
-        settled = replace(settled, verdicts=tuple(verdicts))
+        if verdict is not None:  # it was measured just now
+            settled = replace(settled, verdicts=tuple(_as_fresh_as(verdict, v) for v in settled.verdicts))
     else:
         settled = check(plan, device, measure=in_time()) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()
@@ -169,6 +169,13 @@ def tune(
     predicted = {s.kernel.name: s.kernel.replaced.us for s in distinct.values()}
     predicted |= {name: loop.price_of_xla(numbers).us for name, loop in loops.items()}
     return Tuned(plan_name(fused), candidates, predicted, settled, time.perf_counter() - start, tuple(unfinished))
+
+
+def _as_fresh_as(measured: Verdict, verdict: Verdict) -> Verdict:
+    """Returns a verdict, with the seconds of another one about the same where that was measured for it."""
+    if verdict.subject != measured.subject:
+        return verdict
+    return replace(verdict, seconds=measured.seconds, remembered=measured.remembered)
 
 
 def plan_name(fused: FusedFunction[..., Any]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, executables, store, tuning, written_out
+from pallasfuse import check, executables, primitive, store, tuning, written_out
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.subjects import XLA
@@ -141,6 +141,18 @@ def test_kernels_of_a_form_that_a_clock_has_chosen_are_tuned(clock, monkeypatch)
     assert names.isdisjoint(k.name for k in as_written.plan.kernels)
     (verdict,) = (v for v in found.plan.verdicts if v.subject == WRITTEN_OUT)
     assert not verdict.remembered and "known from before" not in str(verdict)
+
+
+def test_a_form_may_win_and_kernels_gain_more_without_it(clock, monkeypatch):
+    clock({}, default=50.0)
+    monkeypatch.setattr(written_out, "compare", Clock({}, default=50.0))
+    monkeypatch.setattr(primitive, "cannot_win_as_it_is", lambda *_: False)
+    monkeypatch.setattr(primitive, "is_faster_as_it_is", lambda *_, **__: True)
+    monkeypatch.setattr(primitive.FusedCall, "_may_lose_kernels", lambda *_: True)
+    found = pf.tune(pf.fuse(lambda x: softmax(jnp.sort(x, axis=-1))), np.ones((64, 256), np.float32))
+    (verdict,) = (v for v in found.plan.verdicts if v.subject == WRITTEN_OUT)
+    assert not found.plan.written_out and not verdict.kept and "gain more as it is" in verdict.reason
+    assert not verdict.remembered and verdict.seconds > 0
 
 
 def test_forms_that_fail_leave_the_program_as_it_is(clock, monkeypatch):
