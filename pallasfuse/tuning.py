@@ -26,7 +26,6 @@ from pallasfuse.loop_calls import KernelOfLoop
 from pallasfuse.loop_failures import words_for
 from pallasfuse.measure import BUDGET_S, Measured, compare
 from pallasfuse.plan import Kernel, Plan
-from pallasfuse.primitive import FusedCall
 from pallasfuse.stages import target_at_hand
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
@@ -123,12 +122,9 @@ def tune(
     if device is None:
         raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
     numbers, target = plan.target.device, target_at_hand(None, plan.options)
-
-    def checked_call() -> FusedCall | None:
-        """The call whose form a clock chooses; None where there is no such choice."""
-        return fused.call_of(args, kwargs) if wanted(plan.options) and not plan.options.strict else None
-
-    call, of_forms = checked_call(), list[KernelOfLoop]()
+    has_forms = wanted(plan.options) and not plan.options.strict  # among which a clock chooses
+    call = fused.call_of(args, kwargs) if has_forms else None
+    of_forms: list[KernelOfLoop] = []
     if call is not None:
         with contextlib.suppress(Exception):  # where forms fail, `in_faster_form` says so below
             of_forms = loops_of_forms(call.jaxpr, target, device, call.options.exclude, call.planned_alone(target))
@@ -142,7 +138,7 @@ def tune(
             left = apart(lambda: _tune_loops(loops, others, numbers, device, deadline, bar.update), device)
         fused.renew()
         plan, _ = fused.planned(*args, **kwargs)  # with the fastest layouts
-        call = checked_call()
+        call = fused.call_of(args, kwargs) if has_forms else None
 
     def in_time() -> bool:
         return deadline is None or time.perf_counter() < deadline

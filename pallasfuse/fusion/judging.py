@@ -322,7 +322,7 @@ def why_not(judge: Judge, candidate: Candidate) -> str:
 def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
     """Returns the candidates that save something beside each other: what a group replaces depends on what the others make.
 
-    Of several that save nothing, the one that loses most goes first: the others may save something then.
+    Where several save nothing, the one that loses most is left out first: the others may save something then.
     """
     while True:
         losses = []

@@ -40,7 +40,7 @@ from pallasfuse.resources.thread_layouts import VECTOR_BYTES
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
 _OVERLAP_OF_WARPGROUPS = 3.0
-"""The same of kernels for warpgroups. (161 of 92 programs in `benchmarks/results` take 1.11 times what is predicted, 18 of
+"""Kernels for warpgroups have this exponent. (161 of 92 programs in `benchmarks/results` take 1.11 times what is predicted, 18 of
 attention 0.98 times, in the geometric mean, on an H100 and an H200; with 4 it would be 1.20 and 1.07, with 2 0.91 and 0.78.)"""
 _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
@@ -306,8 +306,8 @@ def _one(
 def _lost(moved: float, device: Device) -> float:
     """Returns the share of the bytes that products read and write which the cache has lost when the next call reads them.
 
-    Of a program whose arguments and results are more than the cache holds, less stays than in proportion. (An estimate: products of
-    one matrix do not tell.)
+    The cache keeps less than in proportion where the arguments and results of a program are more than it holds. (This is an
+    estimate: the products that were measured have one or two matrices.)
     """
     left = device.found_bytes * device.found_share
     taken = moved / left if left else math.inf

@@ -8,6 +8,7 @@ from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork
 
 SECTOR_BYTES = 32
+"""The shared cache hands out so many bytes at a time."""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _NEAR_SHARE = 0.5
@@ -16,21 +17,22 @@ _NEAR_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The traffic of one tensor: bytes that cross the device's memory, and bytes of sectors from the shared cache (a block)."""
+    """Says what all blocks move of one tensor through the device's memory, and one block through the shared cache, in bytes."""
 
     tensor: str
     memory: float
     sectors: float
+    """Bytes of all sectors that a block touches."""
     ahead: float
-    """Those of them that are asked for trips ahead."""
+    """The bytes of these sectors whose copies begin trips ahead."""
     is_store: bool
 
 
 def moved_by(work: BlockWork, in_cache: float, *, kept: bool, ahead: bool) -> list[Moved]:
-    """The traffic of every tensor. What a block reads in several loops comes from memory again where the blocks that run at a time
-    read more in between than the cache holds (`in_cache` bytes a block), unless the block keeps it.
+    """Returns the traffic of every tensor of a block.
 
-    ahead: all copies begin ahead.
+    What it reads in several loops comes from memory again where the blocks that run at a time read more in between than the cache
+    holds (`in_cache` bytes a block), unless the block keeps it (`kept`). ahead: all copies begin trips ahead.
     """
     by_tensor: dict[tuple[str, bool], list[Access]] = {}
     for a in work.accesses:
@@ -55,7 +57,7 @@ def moved_by(work: BlockWork, in_cache: float, *, kept: bool, ahead: bool) -> li
 
 
 def through_port(moved: Moved, near: Collection[str]) -> float:
-    """The bytes that take as long through a multiprocessor's port at its whole rate as what a block loads of one tensor.
+    """Returns the bytes that take as long through a multiprocessor's port at its whole rate as what a block loads of one tensor.
 
     near: tensors that a multiprocessor keeps.
     """
@@ -64,7 +66,10 @@ def through_port(moved: Moved, near: Collection[str]) -> float:
 
 
 def kept_near(moved: Sequence[Sequence[Moved]], blocks: float, device: Device) -> frozenset[str]:
-    """The tensors that threads load and that stay in a multiprocessor's own cache for its next blocks, the smallest ones first."""
+    """Returns the tensors that threads load and that stay in a multiprocessor's own cache for its next blocks.
+
+    The smallest ones come first.
+    """
     left = _NEAR_SHARE * device.shared_memory_bytes
     found: set[str] = set()
     again = [m for w in moved for m in w if not m.is_store and not m.ahead and m.sectors * blocks > 2 * m.memory]
@@ -77,6 +82,7 @@ def kept_near(moved: Sequence[Sequence[Moved]], blocks: float, device: Device) -
 
 
 def largest_by_tensor(moved: Sequence[Sequence[Moved]], *, sectors: bool = False) -> float:
+    """Returns the bytes of memory, or of sectors, that programs move which keep what they have read: of each tensor the most."""
     largest: dict[str, float] = {}
     for m in (m for work in moved for m in work):
         largest[m.tensor] = max(largest.get(m.tensor, 0.0), m.sectors if sectors else m.memory)
